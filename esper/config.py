@@ -91,7 +91,8 @@ class Config(Chosen):
     updates: int = 50
     """Number of learning steps of the controller, at least 1 [updates]. Higher: longer training."""
     hosts: int = 32
-    """N, number of host networks trained in parallel, at least 1. Higher: a less noisy gradient, costlier updates."""
+    """N, number of host networks trained in parallel, at least 1, and for PPO at least agent.minibatches. Higher: a less noisy
+    gradient, costlier updates."""
     steps: int = 20
     """T, length of an episode, which is one training run of a host, at least 1 [host epochs]. Higher: more time for growth to pay
     off."""

@@ -82,7 +82,8 @@ class React(Search[ReactRule]):
             when += f" for more than {rule.patience} steps"
         which = "the best blueprint by potential" if rule.blueprint is None else self.spec.blueprint_names[rule.blueprint]
         where = "the best slot by potential" if rule.slot is None else self.spec.slot_names[rule.slot]
-        keep = "always" if rule.errors is None else f"if its contribution exceeds {rule.errors:g} standard errors"
+        errors = "" if rule.errors is None else f"{rule.errors:g} standard error{'s' * (rule.errors != 1)}"
+        keep = f"if its contribution exceeds {errors}" if errors else "always"
         return [("best rule", f"{when}, plant {which} in {where}; keep it {keep}")]
 
     def state_dict(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def save_policy(checkpoint: Path | str, folder: Path | str, *, note: str = "", o
     """
     path, out = find_checkpoint(str(checkpoint), "checkpoint"), Path(folder)
     if not overwrite and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists and is not empty: choose another folder")
+        raise ConfigError(f"{out} exists and is not empty: choose another folder, or set overwrite=True")
     state = load_run(path)
     evaluation = _smallest(path)
     config, spec = evaluation.config, evaluation.env.layout

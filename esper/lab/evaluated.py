@@ -46,10 +46,11 @@ def verdict(rows: Rows, against: str = "wait", score: str = "accuracy") -> str:
             shown[word].append(f"{amount} ± {mean.half_width:.1f} {unit}")
     name, other = SPOKEN.get(str(row["controller"]), str(row["controller"])), SPOKEN.get(against, against)
     claims = [f"{word} {other} by {' and by '.join(amounts)}" for word, amounts in shown.items() if word and amounts]
-    open_ = f"no clear difference ({' and '.join(shown[''])})" if shown[""] else ""
+    amounts = f" ({' and '.join(shown[''])})" if shown[""] else ""
     if not claims:
-        return in_terms_of(score, f"between {name} and {other}: {open_ or 'nothing was measured'}")
-    return in_terms_of(score, f"{name} {', and '.join(claims)}{f'; {open_}' if open_ else ''}")
+        found = "there is no clear difference" if amounts else "nothing was measured"
+        return in_terms_of(score, f"{found} between {name} and {other}{amounts}")
+    return in_terms_of(score, f"{name} {', and '.join(claims)}{f'; no other clear difference{amounts}' if amounts else ''}")
 
 
 def show(rows: Rows, heading: str, console: Console, against: str = "wait", score: str = "accuracy") -> None:
@@ -98,17 +99,25 @@ def show_details(rows: Rows, console: Console, against: str = "wait", score: str
     columns = {names[key]: [str(Interval(**row[key])).replace(" ", "") for row in rows] for key in keys}
     if ONLINE in keys:
         over = [str(Interval(**row[f"{ONLINE}_over_{against}"])).replace(" ", "") for row in rows]
-        columns[f"online over\n{against} [pp]"] = over
+        columns[f"online over\n{SPOKEN.get(against, against)} [pp]"] = over
     columns |= {"FLOPs": [short(row["flops"]) for row in rows], "to train": [short(row["training_flops"]) for row in rows]}
-    each = len(columns) if console.width >= NARROW else 2  # on a narrow screen, one table after the other
-    for first in range(0, len(columns), each):
-        table = _table(heading if not first else "")
-        part = list(columns.items())[first : first + each]
-        for head in ("controller", *(name for name, _ in part)):
-            table.add_column(escape(in_terms_of(score, head)), justify="left" if head == "controller" else "right", no_wrap=True)
-        for rank, row in enumerate(rows):
-            table.add_row(escape(_name(row)), *(cells[rank] for _, cells in part))
-        console.print(table)
+    cells, unbounded = list(columns.items()), console.options.update(max_width=1000)
+    while cells:  # one table after the other, each with as many columns as fit, at least one
+        tables = [_columns(rows, cells[:count], heading, score) for count in range(1, len(cells) + 1)]
+        fitting = sum(console.measure(table, options=unbounded).maximum <= console.width for table in tables)
+        count, heading = max(1, fitting), ""
+        console.print(tables[count - 1])
+        cells = cells[count:]
+
+
+def _columns(rows: Rows, columns: Sequence[tuple[str, Sequence[str]]], heading: str, score: str) -> Table:
+    """Return a table of controllers with these columns, each of a heading and a cell for every row."""
+    table = _table(heading)
+    for head in ("controller", *(name for name, _ in columns)):
+        table.add_column(escape(in_terms_of(score, head)), justify="left" if head == "controller" else "right", no_wrap=True)
+    for rank, row in enumerate(rows):
+        table.add_row(escape(_name(row)), *(cells[rank] for _, cells in columns))
+    return table
 
 
 def _table(heading: str) -> Table:

@@ -11,6 +11,7 @@ from esper.config import ConfigError
 from esper.env.growth_env import GrowthEnv
 from esper.growth.grown import GrownNetwork
 from esper.lab.evaluation import Evaluation
+from esper.task.data import Data
 from esper.training.resume import find_checkpoint
 
 SAMPLES = 64
@@ -68,14 +69,21 @@ def regrow(
         "input": {
             "shape": ["batch", *samples.shape[1:]],
             "dtype": str(samples.dtype).removeprefix("torch."),
-            "mean": None if data.mean is None else data.mean.flatten().tolist(),
-            "std": None if data.std is None else data.std.flatten().tolist(),
+            "mean": data.units.mean if data.mean is None else data.mean.flatten().tolist(),
+            "std": data.units.std if data.std is None else data.std.flatten().tolist(),
         },
         "outputs": data.num_classes,
+        "classes": data.units.classes,
+        **({"target": _target(data)} if data.train_y.is_floating_point() else {}),
         **({"transfer": asdict(evaluation.transfer)} if overrides else {}),
     }
     env.close()
     return network, about, samples
+
+
+def _target(data: Data) -> dict[str, str | float]:
+    """Return the target of a regression, and the mean and deviation by which an output becomes a prediction of it."""
+    return {"name": data.target, "mean": data.units.target_mean, "std": data.units.target_std}
 
 
 def grown_network(

@@ -165,7 +165,8 @@ def _curves(records: Sequence[Mapping[str, float]], score: str, config: Config) 
     found = {group: curves(records, tags, score, healthy=group == HEALTH) for group, tags in SHOWN.items()}
     if any(key.startswith("agent") for key, *_ in _changed(config)):
         found[HEALTH] = [
-            replace(one, healthy=f"With the default agent: {one.healthy}") if one.healthy else one for one in found[HEALTH]
+            replace(one, healthy=f"{one.healthy} (Found with the default agent.)") if one.healthy else one
+            for one in found[HEALTH]
         ]
     return {group: charts for group, charts in found.items() if charts}
 

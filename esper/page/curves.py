@@ -10,7 +10,7 @@ from esper.telemetry.healthy import HEALTHY
 from esper.telemetry.tags import in_terms_of, metric
 
 WIDTH, HEIGHT = 250, 110
-LEFT, RIGHT, TOP, BOTTOM = 44, 8, 9, 20
+LEFT, RIGHT, TOP, BOTTOM = 54, 8, 9, 20
 
 HEALTH = "Learning health"
 SHOWN = {
@@ -120,5 +120,7 @@ def _svg(points: Sequence[tuple[float, float]]) -> str:
 
 
 def short(value: float) -> str:
-    """Return a number with three digits."""
+    """Return a number with three digits, or two of a tiny one."""
+    if 0 < abs(value) < 1e-3:
+        return f"{value:.1e}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

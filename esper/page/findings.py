@@ -94,11 +94,11 @@ def verdict(table: Table, never: Table, *, name: str, score: str) -> str:
     ]
     if not claims:
         return f"{name} could not be compared with never growing {where}."
-    return f"Compared with never growing, {name} has {' and '.join(claims)} {where}."
+    return f"Compared with never growing, {name} shows {' and '.join(claims)} {where}."
 
 
 def claim(difference: Interval, what: str, unit: str) -> str:
-    """Return a difference in words, as in "8.1 ± 2.0 pp more test accuracy"."""
+    """Return a difference in words, after "shows", as in "8.1 ± 2.0 pp more test accuracy"."""
     if difference.low <= 0 <= difference.high:
         return f"no clear difference in {what} ({signed(difference)} {unit})"
     word = "more" if difference.mean > 0 else "less"
@@ -229,7 +229,7 @@ def _paired(difference: Interval, hosts: int) -> str:
     """Return the difference in return between the policy and another controller in words."""
     where = f"on the same {counted(hosts, 'host')}"
     if difference.low <= 0 <= difference.high:
-        return f"no clear difference in return ({signed(difference)} points, paired {where})"
+        return f"the policy does not clearly differ in return ({signed(difference)} points, paired {where})"
     word = "more" if difference.mean > 0 else "less"
     amount = f"{abs(difference.mean):.1f} ± {difference.half_width:.1f}"
     return f"the policy returns {amount} points {word}, paired {where}"

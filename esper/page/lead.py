@@ -69,7 +69,7 @@ def sentences(
     if baseline:
         other, difference, hosts = baseline
         lines.append(
-            f"Its best baseline in esper.evaluate is {other}: the policy has {claim(difference, 'return', 'points')} "
+            f"Its best baseline in esper.evaluate is {other}: the policy shows {claim(difference, 'return', 'points')} "
             f"on the same {counted(hosts, 'host')}."
         )
     lines += [f"{oracle[0].upper()}{oracle[1:]}."] if oracle else []

@@ -18,7 +18,7 @@ from esper.page.packing import embedded
 from esper.page.status import saved_config
 from esper.telemetry.jsonl import read_records
 from esper.telemetry.seed_table import HEAD, TITLE
-from esper.telemetry.text import counted, duration
+from esper.telemetry.text import duration
 from esper.training.config_io import from_plain
 from esper.training.resume import newest_of
 from esper.training.run_folder import PAGE, writing_reports
@@ -103,7 +103,8 @@ def _announcement(folder: Path, state: Mapping[str, Any]) -> str:
         return ""
     speeds = [record["time/host_epochs_per_second"] for record in read_records(times)] if times.exists() else []
     left = f", about {duration(growths * hosts * config.steps / median(speeds))}" if speeds else ""
-    return f"growing {hosts} held-out hosts {counted(growths, 'time')} for its page{left}"
+    often = {1: "once", 2: "twice"}.get(growths) or f"{growths} times"
+    return f"growing {hosts} held-out hosts {often} for its page{left}"
 
 
 def _source(name: str) -> str:

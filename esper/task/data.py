@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,8 @@ IGNORED = -100
 """Target of padded positions, which loss and accuracy leave out (torch's `ignore_index`)."""
 ROWS = 4096
 """Samples that are read at once, so that data in files need not fit into memory."""
+LABELS = 5
+"""Labels of classes that are shown in a line."""
 SMALL = (torch.uint8, torch.int16, torch.int32)
 """Types of tokens and classes, the smallest that holds them."""
 
@@ -42,7 +45,8 @@ def reading(path: Path, remedy: str) -> Generator[None]:
     except TaskError:
         raise
     except FileNotFoundError as error:
-        raise TaskError(f"the task needs {path}, which does not exist: {remedy}") from error
+        place = "" if path.is_absolute() else f" in {Path.cwd()}"
+        raise TaskError(f"the task needs {path}{place}, which does not exist: {remedy}") from error
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise TaskError(f"{path} is damaged ({error}): {remedy}") from error
 
@@ -71,6 +75,30 @@ class Domains:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Units:
+    """What the user's samples and targets are to a network: needed to use it without Esper."""
+
+    mean: tuple[float, ...] | None = None
+    """Mean of each channel of the training samples, which was subtracted; None if samples are read as they are."""
+    std: tuple[float, ...] | None = None
+    """Standard deviation of each channel, by which it was divided then."""
+    classes: tuple[str | int | float, ...] | None = None
+    """Label of each output; None if classes are counted from 0, or targets are no classes."""
+    target_mean: float = 0.0
+    """Mean of the training targets that are numbers."""
+    target_std: float = 1.0
+    """Their standard deviation: a network predicts (target - target_mean) / target_std."""
+
+    @staticmethod
+    def of_arrays(mean: Any = None, std: Any = None, classes: Any = None) -> "Units":
+        """Return the units of samples with these means and deviations by channel, and labels by output."""
+        by_channel = [None if one is None else tuple(np.ravel(one).tolist()) for one in (mean, std)]
+        labels = None if classes is None else tuple(np.asarray(classes).tolist())
+        counted = labels == tuple(range(len(labels or ())))
+        return Units(mean=by_channel[0], std=by_channel[1], classes=None if counted else labels)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
     """Inputs and targets of three sets: images `[n, C, H, W]` and classes or numbers `[n]`, or tokens and next tokens `[n, T]`.
 
@@ -96,6 +124,8 @@ class Data:
     """If true, the samples lie in memory-mapped files, and are read from there batch by batch."""
     target: str = ""
     """Name of what is predicted, for people."""
+    units: Units = Units()
+    """Units of the user's samples and targets; the scale of byte images is in `mean` and `std`."""
 
     @staticmethod
     def of_sets(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int, *, mapped: bool = False) -> "Data":
@@ -159,7 +189,9 @@ class Data:
             flat = shape[1:] == (1, 1)
             inputs = f"{shape[0]:,} features" if flat else f"{'x'.join(map(str, shape))} values each"
             outputs = "a number to predict" if numbers else f"{self.num_classes:,} classes"
-            outputs += f" ({self.target})" if self.target else ""
+            outputs += f" of {self.target}" if self.target and not numbers else f" ({self.target})" if self.target else ""
+            if labels := self.units.classes:
+                outputs += f" ({', '.join(map(str, labels[:LABELS]))}{', ...' * (len(labels) > LABELS)})"
         return f"{counts[0]} training, {counts[1]} validation and {counts[2]} test samples; {inputs}, {outputs}"
 
     @property

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from esper.seeding import stream
-from esper.task.data import Data
+from esper.task.data import Data, Units
 from esper.task.images import ImagesConfig, divide
 from esper.task.instances import Instances
 
@@ -72,4 +72,5 @@ class DigitsConfig(ImagesConfig):
         data = divide(images, targets, sizes, stream(self.split_seed, "digits_split"))
         mean, std = data.train_x.mean(), data.train_x.std()
         train_x, valid_x, test_x = ((x - mean) / std for x in (data.train_x, data.valid_x, data.test_x))
-        return replace(data, train_x=train_x, valid_x=valid_x, test_x=test_x)
+        units = Units.of_arrays(16 * mean.double(), 16 * std.double())
+        return replace(data, train_x=train_x, valid_x=valid_x, test_x=test_x, units=units)

@@ -15,7 +15,7 @@ import torch
 
 from esper.checkpoint import Notice
 from esper.seeding import stream
-from esper.task.data import Data, TaskError, reading
+from esper.task.data import Data, TaskError, Units, reading
 from esper.task.images import AugmentedConfig, normalised
 from esper.task.regression import mean_and_deviation, shares
 
@@ -69,6 +69,13 @@ class ImageArraysConfig(AugmentedConfig):
         if sets and "train" not in sets:
             raise TaskError(f"task.file={self.file} has {found[min(sets)][0]} and no train_x and train_y: add them")
         if "train" in sets:
+            for part, (images, _) in sets.items():
+                if images.shape[1:] != (wanted := sets["train"].x.shape[1:]):
+                    shapes = ["x".join(map(str, shape)) for shape in (images.shape[1:], wanted)]
+                    raise TaskError(
+                        f"task.file={self.file}: {found[part][0]} has images of {shapes[0]} values, and those to train on have "
+                        f"{shapes[1]}: resize them"
+                    )
             known = set(np.unique(sets["train"].y).tolist())
             for part, (_, classes) in sets.items():
                 if strange := set(np.unique(classes).tolist()) - known:
@@ -147,11 +154,17 @@ def _arrays(file: str) -> tuple[dict[str, Array], list[str]]:
                 try:
                     arrays[name] = np.asarray(archive[name])
                 except ValueError as error:
-                    raise TaskError(
-                        f"task.file={file}: {name} cannot be read ({error}): save it as numbers or text, as in {name}.astype(str)"
-                    ) from error
+                    images = name in {pair[0] for part in ("", *SETS) for pair in _names(part)}
+                    remedy = f"images of one size, as in np.stack({name})" if images else f"text, as in {name}.astype(str)"
+                    raise TaskError(f"task.file={file}: {name} holds Python objects: save it as {remedy}") from error
             others = sorted(set(archive.files) - names)
-    except (TypeError, AttributeError, zipfile.BadZipFile) as error:  # a single array, or a cut archive
+    except TaskError:
+        raise
+    except (TypeError, AttributeError) as error:
+        raise TaskError(
+            f"task.file={file} holds a single array: save images and classes together, as in np.savez('images.npz', x=x, y=y)"
+        ) from error
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:  # a file of another kind, or a cut archive
         raise ValueError("it is not an .npz archive") from error
     return arrays, others
 
@@ -192,13 +205,15 @@ def _data(sets: Mapping[str, Images], where: str) -> Data:
         raise TaskError(f"{where} has too few images of class {missing[0]} for all sets: add some, or remove them")
     packed = all(images.x.dtype == np.uint8 for images in sets.values())
     x = {part: images.x if packed else np.asarray(images.x, np.float64) for part, images in sets.items()}
+    units = Units.of_arrays(classes=kinds)
     if not packed:
         with np.errstate(over="ignore", invalid="ignore"):
             mean, std = mean_and_deviation(x["train"], (0, 2, 3))
         if not np.isfinite(std).all():
             raise TaskError(f"{where} has values too large to be scaled: divide them")
         x = {part: ((images - mean) / std).astype(np.float32) for part, images in x.items()}
+        units = Units.of_arrays(mean, std, kinds)
     tensors: dict[str, Any] = {f"{part}_x": torch.from_numpy(np.ascontiguousarray(images)) for part, images in x.items()}
     tensors |= {f"{part}_y": torch.from_numpy(np.searchsorted(kinds, images.y)) for part, images in sets.items()}
-    data = Data(**tensors, num_classes=len(kinds))
+    data = Data(**tensors, num_classes=len(kinds), units=units)
     return normalised(data) if packed else data

@@ -17,7 +17,7 @@ import torch
 
 from esper.ranges import check_ranges
 from esper.seeding import stream
-from esper.task.data import Data, TaskError, reading
+from esper.task.data import Data, TaskError, Units, reading
 from esper.task.images import AugmentedConfig, normalised
 from esper.task.mapped import joined
 
@@ -64,7 +64,8 @@ class ImageFolderConfig(AugmentedConfig):
                 images = pool.map(partial(_read, size=self.size), [path for path, _ in files])
                 parts[f"{name}_x"] = joined((image[None] for image in images), mapped=self.mapped)
             parts[f"{name}_y"] = torch.tensor([kind for _, kind in files])
-        return normalised(Data(**parts, num_classes=len(classes), mapped=self.mapped))
+        units = Units.of_arrays(classes=classes)
+        return normalised(Data(**parts, num_classes=len(classes), mapped=self.mapped, units=units))
 
     def _listed(self) -> tuple[list[str], dict[str, list[tuple[Path, int]]]]:
         """Return the names of the classes, and the image files of each set with their classes.

@@ -3,7 +3,7 @@
 # n rows, C columns
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from esper.growth.objective import Numbers, Objective, RegressionLoss
 from esper.ranges import check_ranges
 from esper.task.base import TaskConfig
-from esper.task.data import Data, TaskError
+from esper.task.data import Data, TaskError, Units
 from esper.task.drifts import Drift, noise
 
 Floats = npt.NDArray[np.float64]
@@ -70,11 +70,11 @@ def divided(rows: Floats, targets: Floats, shuffle: np.random.Generator, name: s
     if constant := [part for part, chosen in parts.items() if not np.ptp(targets[chosen])]:
         raise TaskError(f"{name} has equal targets in all rows of its {constant[0]} split, so R2 is undefined: add rows")
     tensors: dict[str, Any] = {}
-    for axis, whole in (("x", rows), ("y", targets)):
-        values = scaled(whole, parts["train"])
-        values = values[:, :, None, None] if axis == "x" else values
-        tensors |= {f"{part}_{axis}": torch.from_numpy(values[chosen]) for part, chosen in parts.items()}
-    return Data(**tensors, num_classes=1, target=target)
+    (x, mean, std), (y, target_mean, target_std) = (scaled(values, parts["train"]) for values in (rows, targets))
+    for part, chosen in parts.items():
+        tensors |= {f"{part}_x": torch.from_numpy(x[chosen][:, :, None, None]), f"{part}_y": torch.from_numpy(y[chosen])}
+    units = replace(Units.of_arrays(mean, std), target_mean=float(target_mean[0]), target_std=float(target_std[0]))
+    return Data(**tensors, num_classes=1, target=target, units=units)
 
 
 def shares(count: int, shuffle: np.random.Generator, name: str) -> dict[str, npt.NDArray[np.int64]]:
@@ -99,8 +99,8 @@ def mean_and_deviation(values: Floats, axis: tuple[int, ...] = (0,)) -> tuple[Fl
     return np.where(constant, lowest, mean), np.where(constant | (std == 0), 1.0, std)
 
 
-def scaled(values: Floats, train: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Return values with mean 0 and deviation 1 over the training rows, column by column; columns that are constant there are
-    only shifted, to 0."""
+def scaled(values: Floats, train: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float32], Floats, Floats]:
+    """Return values with mean 0 and deviation 1 over the training rows, column by column, and the mean and deviation that they
+    had; columns that are constant there are only shifted, to 0."""
     mean, std = mean_and_deviation(values[train])
-    return ((values - mean) / std).astype(np.float32)
+    return ((values - mean) / std).astype(np.float32), mean, std

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from esper.seeding import stream
-from esper.task.data import Data, TaskError
+from esper.task.data import Data, TaskError, Units
 from esper.task.drifts import LABEL_DRIFTS, Drift, noise
 from esper.task.images import ImagesConfig
 from esper.task.regression import scaled, shares
@@ -58,7 +58,8 @@ class TableClassesConfig(ImagesConfig):
         parts = shares(len(number_n), stream(self.split_seed, "table_split"), f"task.file={self.file}")
         if missing := [name for rank, name in enumerate(names) if rank not in number_n[parts["train"]]]:
             raise TaskError(f"{where} has no row of class {missing[0]!r} among those to train on: add rows of it, or remove them")
-        x, y = scaled(table.rows, parts["train"])[:, :, None, None], torch.from_numpy(number_n.astype(np.int64))
+        rows, mean, std = scaled(table.rows, parts["train"])
+        x, y = rows[:, :, None, None], torch.from_numpy(number_n.astype(np.int64))
         tensors: dict[str, Any] = {f"{part}_x": torch.from_numpy(x[chosen]) for part, chosen in parts.items()}
         tensors |= {f"{part}_y": y[chosen] for part, chosen in parts.items()}
-        return Data(**tensors, num_classes=len(names), target=table.name)
+        return Data(**tensors, num_classes=len(names), target=table.name, units=Units.of_arrays(mean, std, names))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from esper.cli.overrides import check
@@ -123,6 +124,15 @@ def test_the_command_writes_the_network_that_was_evaluated(tmp_path: Path, capsy
     with torch.no_grad():
         right = network(data.inputs(data.test_x)).argmax(1) == data.test_y
     assert 100 * right.float().mean() == pytest.approx(about["test_accuracy"], abs=0.3)
+    raw = load_digits()
+    x = (torch.from_numpy(raw.images).float()[:, None] - about["input"]["mean"][0]) / about["input"]["std"][0]
+    with torch.no_grad():
+        right = (network(x).argmax(1) == torch.from_numpy(raw.target)).sum()
+        known = sum(
+            (network(x).argmax(1) == y).sum()
+            for x, y in ((data.train_x, data.train_y), (data.valid_x, data.valid_y), (data.test_x, data.test_y))
+        )
+    assert right == pytest.approx(int(known), abs=2), "the file says how to standardize samples of one's own"
 
 
 @pytest.mark.parametrize(

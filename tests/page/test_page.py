@@ -124,7 +124,7 @@ def test_the_end_of_a_run_announces_only_what_it_grows(folder: Path, tmp_path: P
     monkeypatch.setattr(module, "write_page", Mock(side_effect=FileError("a file is damaged")))
     with pytest.warns(Notice, match=re.escape(f"a file is damaged; python -m esper.report '{copy}' tries again")):
         page_at_the_end(copy)
-    assert capsys.readouterr().out.startswith("growing 4 held-out hosts 1 time for its page, about ")
+    assert capsys.readouterr().out.startswith("growing 4 held-out hosts once for its page, about ")
 
 
 def test_a_run_without_traces_or_hosts_has_a_page(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_smaller_evaluation_hides_no_controllers(folder: Path, tmp_path: Path)
         (copy / f"evaluation_000002_{hosts}_hosts_episode0.json").write_text(json.dumps(found))
         page = write_page(copy, hosts=0, log=lambda line: None).read_text()
     assert "on 9 held-out hosts (mean" in page, "the headline is from most hosts"
-    assert "Its best baseline in esper.evaluate is heuristic: the policy has 10.0" in page, "an oracle is no baseline"
+    assert "Its best baseline in esper.evaluate is heuristic: the policy shows 10.0" in page, "an oracle is no baseline"
     assert "the best schedule of one seed for each kind of host: the policy returns 2.0 ± 0.0 points less" in page
     assert 'Other evaluations of this run: <a href="evaluation_000002_9_hosts_episode0.json">' in page
     assert "2e+09 FLOPs of training, 1e+09 if it never grows; 3e+06 for the policy&#39;s decisions" in page

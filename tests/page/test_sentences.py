@@ -21,10 +21,10 @@ def test_the_verdict_follows_the_interval() -> None:
     never = table([10, 20, 30, 40])
     name = {"name": "it", "score": "accuracy"}
     assert verdict(table([12, 22, 33, 42]), never, **name).startswith(
-        "Compared with never growing, it has 2.2 ± 0.8 pp more test accuracy and 2.2 ± 0.8 points more return on 4 held-out hosts"
+        "Compared with never growing, it shows 2.2 ± 0.8 pp more test accuracy and 2.2 ± 0.8 points more return on 4 held-out"
     )
     worse = {"test_accuracy": table([8, 18, 27, 38])["test_accuracy"]}
-    assert "it has 2.2 ± 0.8 pp less test accuracy and no clear difference in return (0.0 ± 13.1 points)" in verdict(
+    assert "it shows 2.2 ± 0.8 pp less test accuracy and no clear difference in return (0.0 ± 13.1 points)" in verdict(
         table([0, 30, 31, 39]) | worse, never, **name
     )
     found = gain(table([11, 21, 31, 41]), never, "return")
@@ -146,7 +146,7 @@ def test_the_best_rival_is_compared_by_a_paired_interval() -> None:
         "its best baseline is rule: the policy returns 1.2 ± 0.7 points more, paired on the same 3 hosts"
     )
     assert "returns 1.0 ± 0.0 points less" in rival_sentence(report([1, 2, 3], [2, 3, 4]))
-    assert "no clear difference in return (0.0 ± " in rival_sentence(report([1, 2, 3], [2, 2, 2]))
+    assert "the policy does not clearly differ in return (0.0 ± " in rival_sentence(report([1, 2, 3], [2, 2, 2]))
     assert rival_sentence(report([1, 2, 3], [-1, -1, -1])) == ""
 
 

@@ -129,7 +129,9 @@ def test_a_constant_channel_of_bytes_is_not_scaled(tmp_path):
         (SPLIT | {"valid_x": X[:0], "valid_y": Y[:0]}, "valid has no images: add some"),
         ({name: SPLIT[name] for name in SPLIT if "test" not in name}, "has no test set: add test_x and test_y"),
         ({"x": X, "y": Y, "test_x": X, "test_y": Y}, "has test_x and no train_x and train_y: add them"),
-        ({"x": X, "y": np.array(["a", "b", None] * 20)}, r"y cannot be read \(Object arrays.*as in y.astype\(str\)"),
+        ({"x": X, "y": np.array(["a", "b", None] * 20)}, r"y holds Python objects: save it as text, as in y.astype\(str\)"),
+        ({"x": X.astype(object), "y": Y}, r"x holds Python objects: save it as images of one size, as in np.stack\(x\)"),
+        (SPLIT | {"valid_x": SPLIT["valid_x"][:, :, 1:]}, "valid_x has images of 3x11x12 values, .* have 3x12x12: resize them"),
         ({"x": X, "y": np.array([b"ant"] + [b"dog"] * 59)}, "too few images of class ant for all sets"),
     ],
 )
@@ -142,11 +144,11 @@ def test_unfit_arrays_are_refused_in_one_sentence(tmp_path, arrays, words):
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04cut"])
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "images.npz").write_bytes(content)
-    with pytest.raises(TaskError, match=r"images.npz is damaged .*set task.file to an .npz file with x and y"):
+    with pytest.raises(TaskError, match=r"images.npz is damaged \(it is not an .npz archive\): set task.file to"):
         ImageArraysConfig(file=str(tmp_path / "images.npz")).build(CNNConfig())
 
 
 def test_a_single_array_is_no_archive(tmp_path):
     np.save(tmp_path / "images.npy", X)
-    with pytest.raises(TaskError, match=r"images.npy is damaged \(it is not an .npz archive\)"):
+    with pytest.raises(TaskError, match=r"images.npy holds a single array: .*np.savez\('images.npz', x=x, y=y\)"):
         ImageArraysConfig(file=str(tmp_path / "images.npy")).build(CNNConfig())

@@ -47,7 +47,7 @@ def test_blanks_around_names_make_no_class(tmp_path):
     plain = csv(tmp_path).load(0)
     blank = csv(tmp_path, [(size, f" {rooms}", f"{sold} " if size % 2 else sold) for size, rooms, sold in ROWS]).load(0)
     assert plain.fingerprint() == blank.fingerprint()
-    assert plain.describe() == "36 training, 12 validation and 12 test samples; 2 features, 3 classes (sold)"
+    assert plain.describe() == "36 training, 12 validation and 12 test samples; 2 features, 3 classes of sold (no, perhaps, yes)"
 
 
 def test_a_column_in_the_middle_may_hold_the_classes(tmp_path):
