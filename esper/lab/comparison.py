@@ -194,9 +194,8 @@ class Comparison:
         later = next((look for look in looks if look > blocks), None)
         if later is None or all(result.decided for result in self.results[self.config.outcome]):
             return []
-        if not self.folders:
-            return [f"a later look is planned at {later} blocks"]
-        return [f"a later look is planned at {later} blocks: {command_of(self.design, self.folders[0], blocks=later)}"]
+        more = f": {command_of(self.design, self.folders[0], blocks=later)}" if self.folders else ""
+        return [f"the next look, which may give a verdict, is at {later} blocks{more}"]
 
     def _without_outcome(self) -> list[str]:
         """Name the arms whose runs are finished but lack the primary outcome."""

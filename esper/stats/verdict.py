@@ -130,7 +130,7 @@ class PairResult:
         done, first = self.difference.blocks + self.difference.collapsed, self.looks[0]
         if self.difference.missing:
             return f"runs are missing ({done} of {max(first, done + self.difference.missing)} blocks are finished)"
-        return f"more blocks are planned ({done} of {first})" if done < first else "runs of other arms are missing"
+        return f"it takes {first} blocks, and {done} are finished" if done < first else "runs of other arms are missing"
 
 
 def compare_arms(

@@ -165,8 +165,9 @@ class EventsConfig:
             listed = ",".join(dict.fromkeys(wrong))
             raise ValueError(f"task.events.kinds must list kinds out of {', '.join(known)}, each at most once, got [{listed}]")
         if self.kinds and (strange := [kind for kind in self.passing if kind not in self.kinds]):
-            listed = ",".join(strange)
-            raise ValueError(f"task.events.passing=[{listed}] never happens: list it in task.events.kinds too, or leave it out")
+            listed, rest = ",".join(strange), ",".join(kind for kind in self.passing if kind in self.kinds)
+            remedy = f"list it in task.events.kinds too, or set task.events.passing=[{rest}]"
+            raise ValueError(f"task.events.passing=[{listed}] never happens: {remedy}")
         if self.passing and min(self.lasts) < 1:
             raise ValueError("task.events.passing needs task.events.lasts of at least 1, after which these kinds pass")
         if self.last < self.first:

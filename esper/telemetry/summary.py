@@ -41,5 +41,5 @@ def summary_lines(rows: Rows, history: History, score: str) -> list[Line]:
 
 def summary_line(rows: Rows, history: History, score: str) -> str:
     """Return the summary of one of several runs as one line, without commands: those of the sweep follow."""
-    parts = [f"{in_terms_of(score, JUDGED[tag])} {found.text(unit_of(tag))}" for tag, found in history.trends().items()]
-    return "; ".join([*parts, *(f"{name} {text}" for name, text in rows if not isinstance(text, Command))])
+    parts = [f"{in_terms_of(score, JUDGED[tag])}, {found.text(unit_of(tag))}" for tag, found in history.trends().items()]
+    return "; ".join([*parts, *(f"{name}: {text}" for name, text in rows if not isinstance(text, Command))])

@@ -118,7 +118,7 @@ def test_a_verdict_takes_the_blocks_of_a_look_and_no_others(monkeypatch: pytest.
     values = {"a": rng.standard_normal(26), "b": rng.standard_normal(26) + 0.1}
     first = compared(monkeypatch, {arm: row[:12] for arm, row in values.items()}, looks=[12, 24])
     (line,) = [
-        line for line in first.sentences() if line.startswith("a later look is planned at 24 blocks: python -m esper.train")
+        line for line in first.sentences() if line.startswith("the next look, which may give a verdict, is at 24 blocks: python")
     ]
     assert "blocks=24" in line
     assert line.endswith("hydra.sweep.dir=here")
@@ -135,8 +135,8 @@ def test_blocks_before_the_first_look_are_extended_to_it(monkeypatch: pytest.Mon
     noise = np.random.default_rng(0).standard_normal((2, 10))
     values = {"a": noise[0], "b": noise[1] + 6}
     verdict, later = compared(monkeypatch, {arm: row[:3] for arm, row in values.items()}, looks=[10]).sentences()[:2]
-    assert verdict == "no verdict on a and b yet: more blocks are planned (3 of 10)"
-    assert later.startswith("a later look is planned at 10 blocks: python -m esper.train -m sweep=ab arms=")
+    assert verdict == "no verdict on a and b yet: it takes 10 blocks, and 3 are finished"
+    assert later.startswith("the next look, which may give a verdict, is at 10 blocks: python -m esper.train -m sweep=ab arms=")
     assert " blocks=10 " in later
     assert compared(monkeypatch, values, looks=[10]).sentences()[0].startswith("b is better than a")
 

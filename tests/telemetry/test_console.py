@@ -97,7 +97,7 @@ def test_lines_of_one_of_several_runs_start_with_its_name() -> None:
     assert len(lines) == 4
     assert all(line.startswith("plain/block-00: ") for line in lines)
     assert lines[-1].endswith(
-        ": return only 1 update: first 66.8, last 66.8; committed accuracy only 1 update: first 40 %, last 40 %; files a"
+        ": return, only 1 update: first 66.8, last 66.8; committed accuracy, only 1 update: first 40 %, last 40 %; files: a"
     ), "the sweep prints the commands"
 
 
