@@ -272,9 +272,9 @@ function wasPruned(one) {
   }
   return false;
 }
-function steps(low, high) {  // round values at even distances, about five
+function steps(low, high) {  // round values at even distances, about five, from the one below to the one above
   const raw = (high - low) / 5 || 1, power = 10 ** Math.floor(Math.log10(raw)), step = [1, 2, 5, 10].find((one) => one * power >= raw) * power, found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(i * step);
+  for (let i = Math.floor(low / step + 1e-9); (i - 1) * step < high - 1e-9 * step; i++) found.push(i * step);
   return found;
 }
 function decades(low, high) {  // exponents of powers of ten, at most six
