@@ -41,8 +41,7 @@ def verdict(rows: Rows, against: str = "wait", score: str = "accuracy") -> str:
         mean = Interval(**row[f"{key}_over_{against}"])
         if math.isfinite(mean.mean):
             word = "beats" if mean.low > 0 else "is worse than" if mean.high < 0 else ""
-            amount = f"{abs(mean.mean):.1f}" if word else f"{mean.mean:+.1f}"
-            amount = "0.0" if amount in ("+0.0", "-0.0") else amount
+            amount = f"{abs(mean.mean):.1f}" if word else _signed(mean.mean)
             shown[word].append(f"{amount} ± {mean.half_width:.1f} {unit}")
     name, other = SPOKEN.get(str(row["controller"]), str(row["controller"])), SPOKEN.get(against, against)
     claims = [f"{word} {other} by {' and by '.join(amounts)}" for word, amounts in shown.items() if word and amounts]
@@ -144,7 +143,12 @@ def _cell(row: Mapping[str, Any], key: str, against: str, wide: bool) -> str:
         return "-"
     if not wide or row["controller"] == against:
         return f"{mean.mean:.1f}"
-    return f"{mean.mean:.1f} ({over.mean:+.1f} ± {over.half_width:.1f})"
+    return f"{mean.mean:.1f} ({_signed(over.mean)} ± {over.half_width:.1f})"
+
+
+def _signed(value: float) -> str:
+    """Return a difference with its sign; one that rounds to zero has none."""
+    return f"{value:+.1f}" if round(value, 1) else "0.0"
 
 
 def short(value: float) -> str:

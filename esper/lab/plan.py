@@ -77,6 +77,8 @@ def _read(path: str) -> dict[str, Any]:
     try:
         read: Any = OmegaConf.load(path)
         whole = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(BlocksConfig), read)))
+    except FileNotFoundError as error:
+        raise ConfigError(f"plan={path} does not exist in {Path.cwd()}: name a YAML file, or leave it out") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"plan={path} cannot be read: name a YAML file, or leave it out") from error
     except (OmegaConfBaseException, YAMLError, ValueError) as error:

@@ -121,7 +121,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-m", "sweep=ab", "arms=reward:shaped,sparse"], "lacks a space after the colon: write arms='reward: shaped,sparse'"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "again=false"], "no key again any more: write aa_control"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "preregistration=x"], "no key preregistration any more: write plan"),
-        (["-m", "sweep=ab", "plan=nowhere.yaml"], "plan=nowhere.yaml cannot be read: name a YAML file"),
+        (["-m", "sweep=ab", "plan=nowhere.yaml"], "plan=nowhere.yaml does not exist in "),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "outcome=acuracy"], "did you mean accuracy"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "score_hosts=1"], "score_hosts must be at least 2"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "looks=[24,12]"], r"looks=\[24, 12\] must increase"),
