@@ -26,8 +26,9 @@ from esper.agent.best_of_random import Times
 from esper.checkpoint import digest_of, write_whole
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides, show_help
+from esper.cli.overrides import config_of
 from esper.cli.transfer import TRANSFERABLE, is_run_override
-from esper.config import CHECKPOINTS, ConfigError, root_key, standalone_agents, unknown_controller
+from esper.config import CHECKPOINTS, ConfigError, standalone_agents, unknown_controller
 from esper.lab.evaluated import figure, show, show_details, verdict, write_new
 from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
 from esper.lab.journal import LATENCY, Journal
@@ -111,10 +112,15 @@ def title(evaluation: Evaluation) -> str:
     """Return the title of the table; for a transfer, it names both settings."""
     config, agent = evaluation.config, evaluation.config.choice("agent")
     line = f"{evaluation.hosts} held-out hosts x {config.steps} epochs, {agent} after {counted(evaluation.updates, 'update')}"
-    usual, paid = config.task.default_reward, config.choice("reward")
-    foreign = usual != paid and any(root_key(one) == "task" for one in evaluation.transfer.target)
-    reward = f"reward={paid}; to pay what this task usually does, add reward={usual}" if foreign else ""
-    return "\n".join(filter(None, [line, evaluation.transfer.title, reward]))
+    return "\n".join(filter(None, [line, evaluation.transfer.title, _foreign_reward(evaluation)]))
+
+
+def _foreign_reward(evaluation: Evaluation) -> str:
+    """Return a line on the reward if a policy is evaluated on another task, and runs of that task are paid otherwise."""
+    task = next((one for one in evaluation.transfer.target if one.startswith("task=")), None)
+    usual = config_of([task]).choice("reward") if task else ""
+    paid = evaluation.config.choice("reward")
+    return f"reward={paid}; to pay what runs of this task are usually paid, add reward={usual}" if usual not in ("", paid) else ""
 
 
 def controllers_of(asked: EvaluateConfig) -> list[str]:

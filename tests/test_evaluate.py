@@ -3,6 +3,7 @@
 import json
 import re
 from io import StringIO
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from esper.cli.overrides import check
 from esper.config import ConfigError
-from esper.evaluate import EvaluateConfig, growths, main, parse
+from esper.evaluate import EvaluateConfig, _foreign_reward, growths, main, parse
 from esper.lab.evaluated import show, show_details, verdict, write_new
 from esper.lab.evaluation import HELD_OUT, ORACLE, SPENT, Choice, Evaluation, HostOutcomes, summarise
 from esper.lab.progress import Progress
@@ -154,6 +155,22 @@ def test_the_verdict_names_another_controller_where_the_policy_is_missing():
     assert verdict([row("wait"), row("random")]).startswith("random beats never growing")
     assert verdict([row("wait")]).startswith("only never growing was evaluated")
     assert "pp of test R2" in verdict([row("policy")], score="R2")
+
+
+@pytest.mark.parametrize(
+    ("target", "paid", "usual"),
+    [
+        (("task=fashion_drift", "task.pretrain=30"), "shaped", "online"),
+        (("task=fashion_drift",), "online", ""),
+        (("task=mnist5k",), "online", "shaped"),
+        (("task.split_seed=3",), "sparse", ""),
+        ((), "sparse", ""),
+    ],
+)
+def test_a_foreign_task_names_its_usual_reward(target, paid, usual):
+    evaluation = SimpleNamespace(transfer=SimpleNamespace(target=target), config=SimpleNamespace(choice=lambda group: paid))
+    said = _foreign_reward(evaluation)
+    assert said == (f"reward={paid}; to pay what runs of this task are usually paid, add reward={usual}" if usual else "")
 
 
 @pytest.mark.parametrize("width", [50, 80, 120])

@@ -182,7 +182,7 @@ BAD: list[tuple[str, str]] = [
     ("agent=periodic agent.first=-1", "agent.first"),
     ("agent=periodic agent.every=0", "agent.every"),
     ("agent=best_of_random agent.most=-1", "agent.most"),
-    ("env.timetable=true", "env.timetable=true shows events, and task.events.kinds is empty"),
+    ("env.timetable=true", "env.timetable=true needs events, and task.events.kinds is empty"),
     ("agent=react env=sandbox", "agent=react reads measurements of hosts, and this env=sandbox has none: choose another agent"),
     ("agent=greedy_potential env=blind", "agent=greedy_potential reads growth potential, and this env=growth has none"),
     ("agent=event_oracle task=digits_drift", "agent=event_oracle must know the events: add env.timetable=true"),

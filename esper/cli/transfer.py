@@ -81,6 +81,17 @@ def transferred(saved: Config, overrides: list[str]) -> Config:
     Raises:
         ConfigError: an override asks for a change that is not permitted, or does not fit.
     """
+    config = fitted(saved, overrides)
+    ready(config)
+    return config
+
+
+def fitted(saved: Config, overrides: list[str]) -> Config:
+    """Return the config of a run with overrides, on whatever machine.
+
+    Raises:
+        ConfigError: an override asks for a change that is not permitted, or does not fit.
+    """
     for override in overrides:
         key = root_key(override)
         if key in _REFUSED:
@@ -92,7 +103,6 @@ def transferred(saved: Config, overrides: list[str]) -> Config:
     config = check_over(acting, overrides)
     config.agent = saved.agent
     config.resume = None  # the folder that the training resumed may be gone
-    ready(config)
     return config
 
 

@@ -42,9 +42,7 @@ def read_arms(arms: str | Mapping[str, Any] | None) -> dict[str, list[str]]:
 
 
 def split_overrides(typed: object) -> list[str]:
-    """Return overrides that are typed as one text, with spaces between them, or as a list, for those that contain spaces."""
-    if isinstance(typed, str) and typed.lstrip().startswith("["):
-        typed = yaml.load(typed, yaml.BaseLoader)
+    """Return overrides that are written as one text, with spaces between them, or as a list, for those that contain spaces."""
     return [str(one) for one in cast(list[object], typed)] if isinstance(typed, list) else str(typed).split()
 
 

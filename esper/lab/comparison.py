@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from esper.config import ConfigError
+from esper.config import ConfigError, root_key
 from esper.lab.advise import LEAST, LONGER, acting_alike, continuing, measured_spread, next_experiment, states, unfinished
 from esper.lab.costs import cost_table
 from esper.lab.design import AA_CONTROL, FILE, Design, command_of
@@ -28,7 +28,7 @@ from esper.lab.runs import (
     find_runs,
     measures_hosts,
 )
-from esper.lab.scoring import Scoring, objective_of, read_scores, score_all, scored_file, unseen_kinds
+from esper.lab.scoring import Scoring, objective_of, read_scores, score_all, scored_config, scored_file, unseen_kinds
 from esper.lab.tables import host_table, seed_table
 from esper.stats.paired import Difference
 from esper.stats.power import PlannedTest
@@ -229,16 +229,18 @@ def compare(
         overrides: evaluation overrides for all policies, such as task=mnist5k, beside those that were planned.
         log: receives a line per scored run.
     """
-    overrides = scored_with(folders, overrides)
-    if overrides and config.outcome in TRAINING:
+    if config.outcome not in TRAINING:
+        overrides = scored_with(folders, overrides)
+    elif overrides:
         raise ConfigError(
             f"outcome={config.outcome} is measured in training, which {overrides[0]} does not change: choose another outcome"
         )
     listed, design = listed_runs(folders), planned(folders)
+    alike_by_plan = design.plan.score_overrides if design else []
     runs = [replace(run, listed=run.folder in listed) for run in find_runs(folders, config.strata)]
     finished = [run for run in runs if run.finished]
     _refuse_unlike(finished, config.strata, planned=any((folder / FILE).exists() for folder in folders), overrides=overrides)
-    warnings = [*check_runs(runs, folders), *lost_looks(folders), *anomalies(finished, overrides)]
+    warnings = [*check_runs(runs, folders), *lost_looks(folders), *anomalies(finished, alike_by_plan)]
     if len(finished) < len(runs) and not config.final:
         log(unfinished(runs, design, folders))
     if warnings and not all(scored_file(run, config.hosts, overrides).exists() for run in finished):  # before a long time
@@ -328,7 +330,7 @@ def _outcomes(runs: Sequence[Run], config: CompareConfig, scoring: Scoring, log:
     """Return the table of outcomes of all arms, with the baselines on the hosts of the first arm; the A/A control comes last."""
     trained = list(dict.fromkeys(run.arm for run in runs))
     finished = [run for run in runs if run.finished]
-    paid_alike = _paid_alike(finished)
+    paid_alike = _paid_alike(finished, scoring.overrides)
     _check(config, trained, paid_alike)
     scores = score_all(finished, scoring, workers=config.workers, log=log)
     by_cell = {(run.arm, run.block): found for run, found in zip(finished, scores, strict=True)}
@@ -366,10 +368,12 @@ def _rescored(runs: Sequence[Run], scoring: Scoring) -> list[str]:
     return mixed(found | {"this command": [code_version()]}, "scored", "remove the files, and the runs are scored again")
 
 
-def _paid_alike(runs: Sequence[Run]) -> bool:
-    """Return whether every key of the reward has the same value in all runs that have it."""
-    keys = {key for run in runs for key in run.config if defines_return(key)}
-    return all(len({str(run.config[key]) for run in runs if key in run.config}) == 1 for key in keys)
+def _paid_alike(runs: Sequence[Run], overrides: Sequence[str]) -> bool:
+    """Return whether every key of the reward has the same value on the held-out hosts of all runs that have it."""
+    pays = any(root_key(one) == "task" or defines_return(one.partition("=")[0]) for one in overrides)  # a task brings a governor
+    configs = [scored_config(run, overrides) if pays else run.config for run in runs]
+    keys = {key for config in configs for key in config if defines_return(key)}
+    return all(len({str(config[key]) for config in configs if key in config}) == 1 for key in keys)
 
 
 def _cautions(result: PairResult) -> list[str]:

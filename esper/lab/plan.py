@@ -15,13 +15,14 @@ from yaml import MarkedYAMLError, YAMLError
 
 from esper.checkpoint import disk
 from esper.cli.overrides import config_of
-from esper.cli.transfer import transferred
+from esper.cli.transfer import fitted
 from esper.config import GROUPS, Config, ConfigError, did_you_mean, root_key
 from esper.lab.arms import split_overrides
 from esper.lab.design import AA_CONTROL, FILE, Claims, Design, command_of, design, typed_overrides
 from esper.lab.runs import OUTCOMES, TRAINING, CompareConfig, Run, defines_return
 from esper.stats.paired import MIN_BLOCKS
 from esper.sweeps import BlocksConfig
+from esper.training.config_io import flat, to_plain
 from esper.training.provenance import code_version
 
 LOOKS = "looks.jsonl"
@@ -55,7 +56,7 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
     names = ("outcome", "margin", "alpha", "score_hosts", "baselines", "against", "question", "pilot")
     plan = Claims(
         **{name: getattr(asked, name) for name in names},
-        score_overrides=split_overrides(asked.score_overrides or []),
+        score_overrides=_scoring(asked.score_overrides),
         looks=looks or [max(asked.blocks, MIN_BLOCKS)],
     )
     found = design(
@@ -71,6 +72,19 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
     return found
 
 
+def _scoring(typed: Any) -> list[str]:
+    """Return the value of `score_overrides`: none, a list in a plan's file or in JSON, or one text."""
+    if typed in (None, "", "null"):
+        return []
+    if isinstance(typed, str) and typed.lstrip().startswith("["):
+        try:
+            typed = json.loads(typed)
+        except ValueError as error:
+            usage = "write score_overrides='task=mnist5k steps=40', with spaces between overrides"
+            raise ConfigError(f"cannot read score_overrides={typed}: {usage}") from error
+    return split_overrides(typed)
+
+
 def _read(path: str) -> dict[str, Any]:
     """Return the keys of a plan's file."""
     keys = [name for name in BlocksConfig.__dataclass_fields__ if name not in ("_target_", "plan")]
@@ -78,7 +92,8 @@ def _read(path: str) -> dict[str, Any]:
         read: Any = OmegaConf.load(path)
         whole = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(BlocksConfig), read)))
     except FileNotFoundError as error:
-        raise ConfigError(f"plan={path} does not exist in {Path.cwd()}: name a YAML file, or leave it out") from error
+        place = "" if Path(path).is_absolute() else f" in {Path.cwd()}"
+        raise ConfigError(f"plan={path} does not exist{place}: name a YAML file, or leave it out") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"plan={path} cannot be read: name a YAML file, or leave it out") from error
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
@@ -131,15 +146,26 @@ def _check_scoring(found: Design) -> None:
     shown = typed_overrides(overrides)
     if outcome in TRAINING:
         raise ConfigError(f"outcome={outcome} is measured in training, which {shown} does not change: choose another outcome")
-    if any(root_key(one) == "seed" for one in overrides):
+    keys = {root_key(one) for one in overrides}
+    if "seed" in keys:
         raise ConfigError(f"{shown} would score all runs on the same hosts: remove the seed, since each run has its own hosts")
+    if "hosts" in keys:
+        raise ConfigError(f"{shown} has hosts, the number in training: set score_hosts instead")
+    if found.vary_split and any(one.startswith("task=") for one in overrides):
+        raise ConfigError(f"vary_split=true varies the data of the training, and {shown} scores on one split: remove one of them")
+    paid = set[tuple[tuple[str, str], ...]]()
     for cell in found.firsts():
         with warnings.catch_warnings(action="ignore"):  # the runs themselves warn
             trained = config_of(list(cell.overrides))
         try:
-            transferred(trained, overrides)
+            scored = fitted(trained, overrides)
         except ValueError as error:
             raise ConfigError(f"{shown} does not fit arm {cell.arm}: {error}") from error
+        if [*scored.blueprint] != [*trained.blueprint]:
+            raise ConfigError(f"{shown} changes the blueprints, and policies know only those of their training: leave them out")
+        paid.add(tuple((key, str(value)) for key, value in flat(to_plain(scored)).items() if defines_return(key)))
+    if outcome == "return" and len(paid) > 1:
+        raise ConfigError(f"outcome=return cannot compare arms that {shown} pays differently: add a reward and a governor to it")
 
 
 def announce(found: Design, folder: Path) -> list[str]:
@@ -205,11 +231,19 @@ def scored_with(folders: Sequence[Path], typed: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: the plans of several experiments have other ones.
     """
+    given = {one.partition("=")[0]: one for one in typed}
+
+    def changed(plan: Sequence[str]) -> list[str]:
+        """Return a plan's overrides, those of a typed key replaced in their place, those below a typed group left out."""
+        keys = [(one, one.partition("=")[0]) for one in plan]
+        return [given.get(key, one) for one, key in keys if key in given or root_key(one) not in given]
+
     plans = [Design.load(folder).plan.score_overrides for folder in folders if (folder / FILE).exists()]
-    if any(plan != plans[0] for plan in plans):
+    wanted = [changed(plan) for plan in plans]
+    if any(plan != wanted[0] for plan in wanted):
         raise ConfigError("these experiments planned different score_overrides: compare them separately")
-    keys = {one.partition("=")[0] for one in typed}
-    return [*(one for plan in plans[:1] for one in plan if one.partition("=")[0] not in keys), *typed]
+    kept = wanted[0] if wanted else []
+    return [*kept, *(one for one in typed if one not in kept)]
 
 
 def planned(folders: Sequence[Path]) -> Design | None:

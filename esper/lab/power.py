@@ -13,7 +13,7 @@ import pandas as pd
 
 from esper.cli.overrides import config_of
 from esper.config import FORMER, ConfigError, standalone_agents
-from esper.lab.design import AA_CONTROL, Claims, Design
+from esper.lab.design import AA_CONTROL, FILE, Claims, Design
 from esper.lab.runs import BASELINES, OUTCOMES
 from esper.stats.paired import MIN_BLOCKS, likely_spread
 from esper.stats.power import PlannedTest, VarianceParts, variance_parts
@@ -129,7 +129,7 @@ def expected_power(design: Design) -> list[str]:
     if not pairs:
         return []
     if plan.pilot is not None:
-        spread, source = _pilot_spread(plan, pairs), f"from {plan.pilot}"
+        spread, source = _pilot_spread(plan, pairs), f"from {plan.pilot}{_elsewhere(plan)}"
     elif (task := _task(design)) and (assumed := assumed_spread(design)) is not None:
         unlike = _unlike(design, TYPICAL[task].sizes)
         caveat = f" as recorded, but a guess for {' '.join(unlike)}" if unlike else ""
@@ -195,6 +195,13 @@ def _pilot_spread(plan: Claims, pairs: Pairs) -> Spread:
     raise ConfigError(
         f"pilot={folder} has no two arms with {plan.outcome} in {LEAST_BLOCKS} blocks: choose another folder, or remove it"
     )
+
+
+def _elsewhere(plan: Claims) -> str:
+    """Return what to add to the name of a pilot that was scored on other hosts than planned."""
+    folder = Path(str(plan.pilot))
+    known = Design.load(folder).plan.score_overrides if (folder / FILE).exists() else []
+    return "" if known == plan.score_overrides else ", which was scored with other overrides"
 
 
 def read_outcomes(path: Path, outcome: str, *, trained: bool = False) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from joblib import Parallel, delayed
 from esper.checkpoint import load_run, write_whole
 from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug, transferred
-from esper.config import ConfigError
+from esper.config import Config, ConfigError
 from esper.env.devices import take_turn
 from esper.env.shard_pool import available_cores, limit_cores
 from esper.growth.objective import Objective
@@ -30,7 +30,7 @@ from esper.lab.per_host import PREFIX, HostSearch
 from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, TRAINING, Run, records_of
 from esper.plugins import load_plugins, named_plugins
 from esper.telemetry.text import counted, duration
-from esper.training.config_io import from_plain
+from esper.training.config_io import flat, from_plain, to_plain
 from esper.training.provenance import code_version
 from esper.training.resume import find_checkpoint
 from esper.training.run_folder import writing_reports
@@ -138,8 +138,21 @@ def objective_of(run: Run, overrides: Sequence[str] = ()) -> Objective:
     Raises:
         ConfigError: an override does not fit.
     """
+    return _config(run, overrides).task.build_objective()
+
+
+def scored_config(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the values of the config with which the held-out hosts of a run are grown, by dotted key.
+
+    Raises:
+        ConfigError: an override does not fit.
+    """
+    return flat(to_plain(_config(run, overrides)))
+
+
+def _config(run: Run, overrides: Sequence[str]) -> Config:
     config = from_plain(load_run(find_checkpoint(str(run.folder), "folder"))["config"])
-    return (transferred(config, list(overrides)) if overrides else config).task.build_objective()
+    return transferred(config, list(overrides)) if overrides else config
 
 
 def score_baselines(run: Run, scoring: Scoring) -> Scores:

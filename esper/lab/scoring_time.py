@@ -30,6 +30,7 @@ def before(found: Design, settings: Mapping[str, Any]) -> str:
     share = scoring_share(found, settings)
     time = f"{share:.1f} times as long as training them" if share >= 1 else f"{100 * share:.0f} % of the time of their training"
     more = "; baselines come on top" if found.plan.baselines else ""
+    more += ", if hosts of score_overrides take as long as those of the training" if found.plan.score_overrides else ""
     return (
         f"afterwards, esper.compare scores {len(found.arms) * found.blocks} policies on {found.plan.score_hosts} held-out hosts "
         f"each, which takes about {time}{more}"

@@ -130,7 +130,9 @@ class PairResult:
         done, first = self.difference.blocks + self.difference.collapsed, self.looks[0]
         if self.difference.missing:
             return f"runs are missing ({done} of {max(first, done + self.difference.missing)} blocks are finished)"
-        return f"it takes {first} blocks, and {done} are finished" if done < first else "runs of other arms are missing"
+        if done >= first:
+            return "runs of other arms are missing"
+        return f"{done} of {first} blocks {'is' if done == 1 else 'are'} finished"
 
 
 def compare_arms(

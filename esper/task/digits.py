@@ -43,8 +43,8 @@ def read_digits() -> tuple[Tensor, Tensor]:
     The file is read here, because scikit-learn takes a second to import; where a version keeps it elsewhere, `load_digits` does.
     """
     found = find_spec("sklearn")
-    path = Path(found.origin).parent / FILE if found and found.origin else FILE
-    if path.exists():
+    path = Path(found.origin).parent / FILE if found and found.origin else None
+    if path and path.exists():
         rows = np.loadtxt(path, delimiter=",")
         pixels, classes = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
     else:

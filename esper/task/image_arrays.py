@@ -143,30 +143,30 @@ def _arrays(file: str) -> tuple[dict[str, Array], list[str]]:
     """Return the arrays of an archive that have known names, and the names of the others.
 
     Raises:
-        ValueError: the file is no archive of arrays.
-        TaskError: an array holds Python objects.
+        ValueError: the file is no archive of arrays, or damaged.
+        TaskError: it is a single array, or an array holds Python objects.
     """
-    names = {name for part in ("", *SETS) for pair in _names(part) for name in pair}
-    arrays = dict[str, Array]()
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            for name in names.intersection(archive.files):
-                try:
-                    arrays[name] = np.asarray(archive[name])
-                except ValueError as error:
-                    images = name in {pair[0] for part in ("", *SETS) for pair in _names(part)}
-                    remedy = f"images of one size, as in np.stack({name})" if images else f"text, as in {name}.astype(str)"
-                    raise TaskError(f"task.file={file}: {name} holds Python objects: save it as {remedy}") from error
-            others = sorted(set(archive.files) - names)
-    except TaskError:
-        raise
-    except (TypeError, AttributeError) as error:
+        archive = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError("it is not an .npz archive") from error
+    if isinstance(archive, np.ndarray):
         raise TaskError(
             f"task.file={file} holds a single array: save images and classes together, as in np.savez('images.npz', x=x, y=y)"
-        ) from error
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:  # a file of another kind, or a cut archive
-        raise ValueError("it is not an .npz archive") from error
-    return arrays, others
+        )
+    with archive:
+        pairs = [pair for part in ("", *SETS) for pair in _names(part)]
+        remedies = {x: f"numbers, as in np.stack([np.asarray(one, np.float32) for one in {x}])" for x, _ in pairs}
+        remedies |= {y: f"text, as in {y}.astype(str)" for _, y in pairs}
+        arrays = dict[str, Array]()
+        for name in remedies.keys() & {*archive.files}:
+            try:
+                arrays[name] = np.asarray(archive[name])
+            except (ValueError, zipfile.BadZipFile) as error:
+                if "Object arrays" in str(error):
+                    raise TaskError(f"task.file={file}: {name} holds Python objects: save it as {remedies[name]}") from error
+                raise ValueError(f"{name} cannot be read: {error}") from error
+        return arrays, sorted(set(archive.files) - remedies.keys())
 
 
 def _names(part: str) -> list[tuple[str, str]]:

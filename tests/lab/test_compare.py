@@ -187,8 +187,10 @@ def test_planned_overrides_of_the_scoring_need_not_be_typed(tmp_path: Path, caps
     C.main([str(folder), "steps=4"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "exploratory, hence no verdict: steps=4 was not planned" in shown
-    assert "all policies were evaluated with task.data_share=[0.5] steps=4" in shown
+    assert "all policies were evaluated with steps=4 task.data_share=[0.5]" in shown
     assert (folder / "comparison_steps=4.csv").exists()
+    C.main([str(folder), "outcome=learning"])
+    assert "all policies were evaluated with" not in capsys.readouterr().out, "it was measured in training"
     with pytest.raises(SystemExit):
         C.main([str(folder), str(other)])
     assert "these experiments planned different score_overrides: compare them separately" in capsys.readouterr().err

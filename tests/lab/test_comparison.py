@@ -135,7 +135,7 @@ def test_blocks_before_the_first_look_are_extended_to_it(monkeypatch: pytest.Mon
     noise = np.random.default_rng(0).standard_normal((2, 10))
     values = {"a": noise[0], "b": noise[1] + 6}
     verdict, later = compared(monkeypatch, {arm: row[:3] for arm, row in values.items()}, looks=[10]).sentences()[:2]
-    assert verdict == "no verdict on a and b yet: it takes 10 blocks, and 3 are finished"
+    assert verdict == "no verdict on a and b yet: 3 of 10 blocks are finished"
     assert later.startswith("the next look, which may give a verdict, is at 10 blocks: python -m esper.train -m sweep=ab arms=")
     assert " blocks=10 " in later
     assert compared(monkeypatch, values, looks=[10]).sentences()[0].startswith("b is better than a")

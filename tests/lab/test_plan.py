@@ -14,7 +14,7 @@ from esper.cli.overrides import hydra_at_conf
 from esper.config import ConfigError
 from esper.lab.design import Claims, Design, command_of, design
 from esper.lab.integrity import _asked, _equal  # pyright: ignore[reportPrivateUsage]
-from esper.lab.plan import announce, as_planned, deviations, experiment
+from esper.lab.plan import announce, as_planned, deviations, experiment, scored_with
 from esper.lab.runs import CompareConfig
 
 PLAN = """
@@ -71,6 +71,11 @@ def test_overrides_of_the_scoring_are_part_of_the_plan(tmp_path: Path) -> None:
             ["score_overrides=agent=random"],
             "score_overrides=agent=random does not fit arm a: agent=random cannot be changed",
         ),
+        (["score_overrides=blueprint=[norm]"], "=blueprint=.norm. changes the blueprints, and policies know only those of their"),
+        (["score_overrides=hosts=8"], "score_overrides=hosts=8 has hosts, the number in training: set score_hosts instead"),
+        (["score_overrides=[steps=3"], "cannot read score_overrides=.steps=3: write score_overrides='task=mnist5k steps=40'"),
+        (["score_overrides=[task.data_share=[0.5],steps=3]"], "cannot read score_overrides="),
+        (["score_overrides=task=mnist5k_drift", "vary_split=true"], "vary_split=true varies the data of the training, and score"),
         (["score_overrides=steps=0"], "score_overrides=steps=0 does not fit arm a: steps "),
         (["score_overrides=slots=al"], "does not fit arm a: .*did you mean all"),
         (
@@ -82,6 +87,47 @@ def test_overrides_of_the_scoring_are_part_of_the_plan(tmp_path: Path) -> None:
 def test_overrides_of_the_scoring_are_checked_before_the_first_run(overrides: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         planned("arms={a: reward=shaped, b: reward=sparse}", *overrides)
+
+
+def test_overrides_of_the_scoring_need_nothing_of_this_machine() -> None:
+    """Where a launcher sends the runs elsewhere, devices and data may be there only."""
+    arms = "arms={a: reward=shaped, b: reward=sparse}"
+    assert planned(arms, "score_overrides=devices=[cuda:7] task=image_arrays task.file=/there/only.npz").plan.score_overrides
+    for none in ("score_overrides=null", "score_overrides="):
+        assert planned(arms, none).plan.score_overrides == []
+
+
+def test_returns_on_other_hosts_are_compared_where_those_are_paid_alike() -> None:
+    arms = "arms={a: task=digits, b: task=digits_drift}"
+    with pytest.raises(ConfigError, match="outcome=return cannot compare arms that score_overrides=task=digits_drift pays"):
+        planned(arms, "outcome=return", "score_overrides=task=digits_drift")
+    assert planned(arms, "outcome=return", "score_overrides=task=digits_drift reward=online").plan.outcome == "return"
+
+
+@pytest.mark.parametrize(
+    ("plans", "typed", "overrides"),
+    [
+        ([["steps=3", "slots=all"]], [], ["steps=3", "slots=all"]),
+        ([["steps=3", "slots=all"]], ["steps=3"], ["steps=3", "slots=all"]),
+        ([["steps=3", "slots=all"]], ["steps=4", "reward=sparse"], ["steps=4", "slots=all", "reward=sparse"]),
+        ([["task.file=a.npz", "steps=3"]], ["task=digits"], ["steps=3", "task=digits"]),
+        ([["steps=3"], ["steps=3"]], [], ["steps=3"]),
+        ([["steps=3"], ["steps=5"]], ["steps=4"], ["steps=4"]),
+        ([["steps=3"], []], [], None),
+        ([], ["steps=4"], ["steps=4"]),
+    ],
+)
+def test_typed_overrides_replace_planned_ones_in_their_place(
+    plans: list[list[str]], typed: list[str], overrides: list[str] | None, tmp_path: Path
+) -> None:
+    folders = [tmp_path / str(number) for number in range(max(1, len(plans)))]
+    for folder, plan in zip(folders, plans, strict=False):
+        design("reward: shaped,sparse", blocks=10, root=7, plan=Claims(score_overrides=plan)).save(folder)
+    if overrides is None:
+        with pytest.raises(ConfigError, match="these experiments planned different score_overrides"):
+            scored_with(folders, typed)
+        return
+    assert scored_with(folders, typed) == overrides
 
 
 def test_returns_are_compared_where_all_arms_have_one_reward() -> None:
@@ -148,7 +194,7 @@ def test_a_file_that_is_no_plan_is_refused(text: str, sentence: str, tmp_path: P
         ["arms={a: [\"task.root='x, y'\"], b: [hosts=2]}", "outcome=parameters", "alpha=0.01", "score_hosts=8"],
         ["arms=reward: shaped,sparse", 'question=It\'s\n"one"\n', "baselines=[wait,static]", "against=wait", "margin=2.5"],
         ["arms=reward: shaped,sparse", "score_overrides=steps=30 task.data_share=[0.5]"],
-        ["arms=reward: shaped,sparse", 'score_overrides=["blueprint=[norm, conv_light]", steps=30]'],
+        ["arms=reward: shaped,sparse", 'score_overrides=["devices=[cpu, cpu]", "steps=30"]'],
         ["arms={aa_control: hosts=2, b: hosts=4}", "aa_control=false", "pilot='a folder/b'", "outcome=parameters", "margin=1.0"],
     ],
 )

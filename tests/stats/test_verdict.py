@@ -147,7 +147,7 @@ def test_there_is_no_verdict_before_the_first_look() -> None:
     (found,) = compare_arms(cells[cells["block"] < 19], margin=0.5, looks=[20, 30])
     assert (found.verdict, found.look) == (Conclusion.unfinished, None)
     assert found.difference.p < 0.001
-    assert str(found) == "no verdict on plain and good yet: it takes 20 blocks, and 19 are finished"
+    assert str(found) == "no verdict on plain and good yet: 19 of 20 blocks are finished"
     lacking = cells.assign(value=cells["value"].where((cells["arm"] != "good") | (cells["block"] != 3)))
     (found,) = compare_arms(lacking, margin=0.5, looks=[20, 30])
     assert str(found) == "no verdict on plain and good yet: runs are missing (29 of 30 blocks are finished)"

@@ -130,7 +130,7 @@ def test_a_constant_channel_of_bytes_is_not_scaled(tmp_path):
         ({name: SPLIT[name] for name in SPLIT if "test" not in name}, "has no test set: add test_x and test_y"),
         ({"x": X, "y": Y, "test_x": X, "test_y": Y}, "has test_x and no train_x and train_y: add them"),
         ({"x": X, "y": np.array(["a", "b", None] * 20)}, r"y holds Python objects: save it as text, as in y.astype\(str\)"),
-        ({"x": X.astype(object), "y": Y}, r"x holds Python objects: save it as images of one size, as in np.stack\(x\)"),
+        ({"x": X.astype(object), "y": Y}, r"x holds Python objects: save it as numbers, as in np.stack"),
         (SPLIT | {"valid_x": SPLIT["valid_x"][:, :, 1:]}, "valid_x has images of 3x11x12 values, .* have 3x12x12: resize them"),
         ({"x": X, "y": np.array([b"ant"] + [b"dog"] * 59)}, "too few images of class ant for all sets"),
     ],

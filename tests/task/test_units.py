@@ -7,6 +7,7 @@ import pytest
 
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
+from esper.lab.regrow import _target  # pyright: ignore[reportPrivateUsage]
 from esper.task.data import Data, Units
 from esper.task.image_arrays import ImageArraysConfig
 from esper.task.table_classes import TableClassesConfig
@@ -53,6 +54,7 @@ def test_rows_and_numbers_of_a_table(tmp_path: Path) -> None:
     found = nearest(in_units(data), ROWS)
     predicted = data.test_y.numpy() * data.units.target_std + data.units.target_mean
     assert predicted == pytest.approx(NUMBERS[found], rel=1e-4)
+    assert _target(data) == {"name": "what", "mean": data.units.target_mean, "std": data.units.target_std}
 
 
 def test_images_and_classes(tmp_path: Path) -> None:
