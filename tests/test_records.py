@@ -243,6 +243,27 @@ def test_the_readme_tells_the_study_of_one_training() -> None:
     assert "1.7 points more than random search with eight trainings (1.0 to 2.4;" in README
 
 
+def test_the_study_of_transfer_to_other_data_tells_its_numbers():
+    study = runpy.run_path(str(ROOT / "experiments" / "2026-11-25_drift_transfer" / "transfers.py"))
+    folder = ROOT / "experiments" / "2026-11-25_fashion_transfer"
+    table, text = study["returns"](folder / "fashion.csv"), (folder / "README.md").read_text()
+    log, means = (ROOT / "experiments" / "LOG.md").read_text(), table.mean()
+    assert len(table) == 15
+    assert study["best_rival"](table) == "react_bandit"
+    names = {"forest": "forest, frozen", "ppo": "PPO, frozen", "wait": "never growing"}
+    for arm in means.index:
+        assert re.search(rf"^\| {names.get(arm, f'`{arm}`')} \|.*\| {means[arm]:.1f} \|", text, flags=re.MULTILINE), arm
+    ppo, forest = (study["difference"](table, arm, "react_bandit") for arm in ("ppo", "forest"))
+    assert ppo.low < -study["MARGIN"] < forest.low
+    for one, verdict in ((ppo, "not shown"), (forest, "transfers")):
+        ends = f"{one.low:.1f} to {one.high:.1f}"
+        assert f"{abs(one.mean):.1f} ({ends}): {verdict}" in text
+        assert ends in log
+    assert f"(0.0, {ppo.low:.1f} to {ppo.high:.1f}; by the criterion" in README
+    behind = study["difference"](table, "forest", "ppo")
+    assert f"PPO {behind.mean:.1f} less than the forest ({behind.low:.1f} to {behind.high:.1f}" in text.replace("\n", " ")
+
+
 def test_the_study_of_transfer_tells_its_numbers():
     """Every row of the record, and the sentences of docs and log."""
     folder = ROOT / "experiments" / "2026-11-25_drift_transfer"
