@@ -307,6 +307,7 @@ function drawScatter() {
   byId("scatter").replaceChildren(svg, key, make("p", { class: "quiet" }, `${dots.length} seeds${missing}. ${relation(dots)}`));
 }
 function relation(dots) {  // over seeds that were planted in the same epoch, since potential changes with the state of the host
+  if (dots.length < 4) return "These are too few for a rank correlation.";
   const counts = new Map();
   for (const one of dots) counts.set(one.epoch, (counts.get(one.epoch) || 0) + 1);
   const [epoch] = [...counts].sort((a, b) => b[1] - a[1])[0], same = dots.filter((one) => one.epoch === epoch);
