@@ -199,9 +199,7 @@ class Config(Chosen):
     def _check_senses(self) -> None:
         """Raise ValueError if what the controller needs is not observed, or is not there."""
         if isinstance(self.env, GrowthConfig) and self.env.timetable and not self.task.events.kinds:
-            raise ValueError(
-                "env.timetable=true needs events, and task.events.kinds is empty: list some, or remove env.timetable"
-            )
+            raise ValueError("env.timetable=true needs events, and task.events.kinds is empty: list some, or remove it")
         if unseen := self.agent.unseen(self.env):
             agent, env = self.choice("agent"), self.choice("env")
             raise ValueError(f"agent={agent} reads {unseen}, and this env={env} has none: choose another agent")

@@ -66,24 +66,34 @@ def regrow(
         "slots": list(layout.slot_names),
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "test_accuracy": float(outcomes.values["accuracy"][host]),
-        "input": {
-            "shape": ["batch", *samples.shape[1:]],
-            "dtype": str(samples.dtype).removeprefix("torch."),
-            "mean": data.units.mean if data.mean is None else data.mean.flatten().tolist(),
-            "std": data.units.std if data.std is None else data.std.flatten().tolist(),
-        },
-        "outputs": data.num_classes,
-        "classes": data.units.classes,
-        **({"target": _target(data)} if data.train_y.is_floating_point() else {}),
+        **in_and_out(data, samples),
         **({"transfer": asdict(evaluation.transfer)} if overrides else {}),
     }
     env.close()
     return network, about, samples
 
 
-def _target(data: Data) -> dict[str, str | float]:
-    """Return the target of a regression, and the mean and deviation by which an output becomes a prediction of it."""
-    return {"name": data.target, "mean": data.units.target_mean, "std": data.units.target_std}
+def in_and_out(data: Data, samples: torch.Tensor) -> dict[str, Any]:
+    """Return what the inputs and outputs of a network are: for a regression, also the name of the target, and the mean and
+    deviation by which an output becomes a prediction of it.
+
+    Args:
+        data: its data.
+        samples: some inputs.
+    """
+    units = data.units
+    target = {"name": data.target, "mean": units.target_mean, "std": units.target_std}
+    return {
+        "input": {
+            "shape": ["batch", *samples.shape[1:]],
+            "dtype": str(samples.dtype).removeprefix("torch."),
+            "mean": units.mean if data.mean is None else data.mean.flatten().tolist(),
+            "std": units.std if data.std is None else data.std.flatten().tolist(),
+        },
+        "outputs": data.num_classes,
+        "classes": units.classes,
+        **({"target": target} if data.train_y.is_floating_point() else {}),
+    }
 
 
 def grown_network(

@@ -7,7 +7,7 @@ import pytest
 
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
-from esper.lab.regrow import _target  # pyright: ignore[reportPrivateUsage]
+from esper.lab.regrow import in_and_out
 from esper.task.data import Data, Units
 from esper.task.image_arrays import ImageArraysConfig
 from esper.task.table_classes import TableClassesConfig
@@ -54,7 +54,9 @@ def test_rows_and_numbers_of_a_table(tmp_path: Path) -> None:
     found = nearest(in_units(data), ROWS)
     predicted = data.test_y.numpy() * data.units.target_std + data.units.target_mean
     assert predicted == pytest.approx(NUMBERS[found], rel=1e-4)
-    assert _target(data) == {"name": "what", "mean": data.units.target_mean, "std": data.units.target_std}
+    told = in_and_out(data, data.inputs(data.test_x))
+    assert told["target"] == {"name": "what", "mean": data.units.target_mean, "std": data.units.target_std}
+    assert told["input"]["mean"] == data.units.mean
 
 
 def test_images_and_classes(tmp_path: Path) -> None:
@@ -67,6 +69,9 @@ def test_images_and_classes(tmp_path: Path) -> None:
     np.savez(tmp_path / "images.npz", x=(images / 40).astype(np.uint8), y=np.arange(60) % 6 + 1)
     data = ImageArraysConfig(file=str(tmp_path / "images.npz")).build(CNNConfig()).data
     assert data.units == Units(classes=(1, 2, 3, 4, 5, 6)), "the scale of bytes is in mean and std"
+    told = in_and_out(data, data.inputs(data.test_x))
+    assert (told["classes"], len(told["input"]["mean"])) == ((1, 2, 3, 4, 5, 6), 1)
+    assert "target" not in told
     assert data.describe().endswith("1x8x8 values each, 6 classes (1, 2, 3, 4, 5, ...)")
     np.savez(tmp_path / "images.npz", x=images, y=np.arange(60) % 6)
     assert ImageArraysConfig(file=str(tmp_path / "images.npz")).build(CNNConfig()).data.units.classes is None, "they are counted"

@@ -46,7 +46,7 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
     if path.stem == "dacbench_ppo":
         (tmp_path / "sitecustomize.py").write_text(NMS)
     found = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    words = ["task.epoch_samples=64"] if path.stem == "single_file_ppo" else ["env=sandbox"]  # it has the id of a task
+    words = ["task.epoch_samples=128"] if path.stem == "single_file_ppo" else ["env=sandbox"]  # it has the id of a task
     command = [sys.executable, str(path), "2", "steps=6", *words]
     done = subprocess.run(
         command,
