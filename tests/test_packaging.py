@@ -204,7 +204,7 @@ def test_a_run_loads_no_library_that_it_does_without(tmp_path: Path) -> None:
     slow = ("sklearn", "pandas", "scipy.stats", "torchvision", "tensorboard", "matplotlib", "optuna", "ray")
     code = (
         "import runpy, sys\n"
-        "sys.argv = 'esper.train hosts=4 steps=2 updates=1 telemetry=quiet hydra.run.dir=run'.split()\n"
+        "sys.argv = 'esper.train agent=bandit hosts=2 steps=2 updates=1 telemetry=quiet hydra.run.dir=run'.split()\n"
         "try: runpy.run_module('esper.train', run_name='__main__', alter_sys=True)\n"
         f"finally: print('loaded:', *sorted({set(slow)} & sys.modules.keys()))"
     )
