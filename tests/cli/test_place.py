@@ -1,13 +1,12 @@
 """A run of a sweep says which of how many it is, and how long all will take."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from esper.cli.place import VARIABLE, begin_sweep, place_of
+from tests.forked import run_forked
 
 
 def test_the_time_left_follows_the_runs_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +24,8 @@ def test_the_time_left_follows_the_runs_before(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_sweep_over_values_shows_the_place_of_each_run(tmp_path: Path) -> None:
     words = ["-m", "env=sandbox", "seed=1,2", "steps=6", "updates=1", "hosts=4", "agent=random", f"hydra.sweep.dir={tmp_path}"]
-    done = subprocess.run([sys.executable, "-m", "esper.train", *words], capture_output=True, text=True, check=True)
+    done = run_forked("esper.train", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     places = [line for line in done.stdout.splitlines() if re.match(r"run \d of", line)]
     assert [place.partition(":")[0].partition(",")[0] for place in places] == ["run 1 of 2", "run 2 of 2"]
     assert "seed=1" in places[0]
