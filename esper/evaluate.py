@@ -10,6 +10,8 @@ transfer.
 
 import shlex
 import sys
+import warnings
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,8 +120,9 @@ def title(evaluation: Evaluation) -> str:
 def _foreign_reward(evaluation: Evaluation) -> str:
     """Return a line on the reward if a policy is evaluated on another task, and runs of that task are paid otherwise."""
     task = next((one for one in evaluation.transfer.target if one.startswith("task=")), None)
-    usual = config_of([task]).choice("reward") if task else ""
-    paid = evaluation.config.choice("reward")
+    usual, paid = "", evaluation.config.choice("reward")
+    with warnings.catch_warnings(action="ignore"), suppress(ConfigError):  # such as a task that needs keys beside its name
+        usual = config_of([task]).choice("reward") if task else ""
     return f"reward={paid}; to pay what runs of this task are usually paid, add reward={usual}" if usual not in ("", paid) else ""
 
 

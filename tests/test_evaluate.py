@@ -164,6 +164,7 @@ def test_the_verdict_names_another_controller_where_the_policy_is_missing():
         (("task=fashion_drift",), "online", ""),
         (("task=mnist5k",), "online", "shaped"),
         (("task.split_seed=3",), "sparse", ""),
+        (("task=needs_more",), "sparse", ""),
         ((), "sparse", ""),
     ],
 )
