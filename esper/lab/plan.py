@@ -153,7 +153,7 @@ def _check_scoring(found: Design) -> None:
         raise ConfigError(f"{shown} has hosts, the number in training: set score_hosts instead")
     if found.vary_split and any(one.startswith("task=") for one in overrides):
         raise ConfigError(f"vary_split=true varies the data of the training, and {shown} scores on one split: remove one of them")
-    paid = set[tuple[tuple[str, str], ...]]()
+    paid = dict[str, set[str]]()
     for cell in found.firsts():
         with warnings.catch_warnings(action="ignore"):  # the runs themselves warn
             trained = config_of(list(cell.overrides))
@@ -163,8 +163,10 @@ def _check_scoring(found: Design) -> None:
             raise ConfigError(f"{shown} does not fit arm {cell.arm}: {error}") from error
         if [*scored.blueprint] != [*trained.blueprint]:
             raise ConfigError(f"{shown} changes the blueprints, and policies know only those of their training: leave them out")
-        paid.add(tuple((key, str(value)) for key, value in flat(to_plain(scored)).items() if defines_return(key)))
-    if outcome == "return" and len(paid) > 1:
+        for key, value in flat(to_plain(scored)).items():
+            if defines_return(key):
+                paid.setdefault(key, set()).add(str(value))
+    if outcome == "return" and any(len(values) > 1 for values in paid.values()):  # as in a comparison
         raise ConfigError(f"outcome=return cannot compare arms that {shown} pays differently: add a reward and a governor to it")
 
 

@@ -102,6 +102,7 @@ def test_returns_on_other_hosts_are_compared_where_those_are_paid_alike() -> Non
     with pytest.raises(ConfigError, match="outcome=return cannot compare arms that score_overrides=task=digits_drift pays"):
         planned(arms, "outcome=return", "score_overrides=task=digits_drift")
     assert planned(arms, "outcome=return", "score_overrides=task=digits_drift reward=online").plan.outcome == "return"
+    assert planned("arms={a: agent=ppo, b: agent=react}", "outcome=return", "score_overrides=steps=30").plan.outcome == "return"
 
 
 @pytest.mark.parametrize(
