@@ -125,8 +125,10 @@ class Bandit(Learner):
         """Name of each choice."""
         self.models: list[Regression | None] = [None] * len(self.names)
         """Prediction of each choice; None where it was never tried."""
-        whole = len(spec.feature_names) + spec.num_slots * len(spec.slot_feature_names)
-        self._memory = DecisionMemory.empty(whole if features is None else len(features), len(self.names))
+        whole = [*spec.feature_names, *(f"{name} of {slot}" for slot in spec.slot_names for name in spec.slot_feature_names)]
+        self._columns = whole if features is None else [spec.feature_names[rank] for rank in features]
+        """Name of each feature of a context."""
+        self._memory = DecisionMemory.empty(len(self._columns), len(self.names))
         self._record: Decisions | None = None
         """The update so far; None outside of an update."""
 
@@ -262,7 +264,8 @@ class Bandit(Learner):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the choices by name, and the decisions in memory, from which predictions are fitted."""
-        return {"choices": list(self.names)} | {name: torch.tensor(part) for name, part in self._memory.arrays().items()}
+        named = {"choices": list(self.names), "context": list(self._columns)}
+        return named | {name: torch.tensor(part) for name, part in self._memory.arrays().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned.
@@ -277,6 +280,11 @@ class Bandit(Learner):
             raise ValueError(
                 f"the {type(self).__name__} learned to choose among {', '.join(learned)}, and here are "
                 f"{', '.join(self.names)}, or other features: evaluate it on hosts with the slots and blueprints of its run"
+            )
+        if (context := state.get("context", self._columns)) != self._columns:  # earlier versions do not name them
+            strange = ", ".join(name for name in context if name not in self._columns) or "the features in another order"
+            raise ValueError(
+                f"the {type(self).__name__} learned from {strange}, which is not observed here: evaluate it on its own task"
             )
         self._memory = memory
         if len(memory.choice):

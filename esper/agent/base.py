@@ -219,6 +219,26 @@ def check_time(setting: str, at: int, steps: int) -> None:
         raise ValueError(f"{setting} is after the end of the episode, steps={steps}: choose an earlier time, or raise steps")
 
 
+def slot_of_these_hosts(setting: str, slot: int, learned: Sequence[str] | None, here: Sequence[str]) -> int:
+    """Return the number of a learned slot on these hosts.
+
+    Args:
+        setting: beginning of the error message.
+        slot: number of the slot on the hosts of the training.
+        learned: names of their slots; None in states of earlier versions, whose slots go by number.
+        here: names of the slots of these hosts.
+
+    Raises:
+        ValueError: these hosts have no such slot.
+    """
+    if learned is None:
+        check_slot(f"slot={slot} {setting}", slot, len(here))
+        return slot
+    if learned[slot] not in here:
+        raise ValueError(f"slot {learned[slot]} {setting} is not a slot of these hosts: they have {', '.join(here)}")
+    return here.index(learned[slot])
+
+
 def check_slot(setting: str, slot: int, num_slots: int) -> None:
     """Raise ValueError if a host has no slot of this number."""
     if slot >= num_slots:

@@ -4,13 +4,13 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
 import numpy as np
 
-from esper.agent.base import AgentConfig, check_offered, check_slot, check_time
+from esper.agent.base import AgentConfig, check_offered, check_time, slot_of_these_hosts
 from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.agent.search import Search
 from esper.buffer.base import Buffer
@@ -97,7 +97,7 @@ class BestOfRandom(Search[list[ActionConfig]]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return Search.state_dict(self) | {"best": [action.plain() for action in self.best]}
+        return Search.state_dict(self) | {"best": [action.plain() for action in self.best], "slots": list(self.spec.slot_names)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned.
@@ -105,14 +105,15 @@ class BestOfRandom(Search[list[ActionConfig]]):
         Raises:
             ValueError: the best schedule cannot be played on these hosts.
         """
-        best = [ActionConfig(**plain) for plain in state["best"]]
-        for action in best:
+        placed: list[ActionConfig] = []
+        for action in (ActionConfig(**plain) for plain in state["best"]):
             check_time(f"at={action.at} in the best schedule", action.at, self.spec.num_steps)
             if action.blueprint is not None:
                 check_offered(f"blueprint={action.blueprint} in the best schedule", action.blueprint, self.spec.blueprint_names)
-            check_slot(f"slot={action.slot} in the best schedule", action.slot, self.spec.num_slots)
+            slot = slot_of_these_hosts("in the best schedule", action.slot, state.get("slots"), self.spec.slot_names)
+            placed.append(replace(action, slot=slot))
         Search.load_state_dict(self, state)
-        self.play(best)
+        self.play(placed)
 
 
 def draw_schedule(

@@ -17,7 +17,9 @@ from esper.agent.scripted.rule import underway
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
 from esper.env.actions import EnvSpec, Observation
+from esper.env.foresight import MOST_MOVES
 from esper.ranges import check_ranges
+from esper.task.events import CLASSES
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,6 +56,9 @@ class EventOracle(Bandit):
         self.delay, self._known = config.delay, known
         self._now = [rank for rank in known if not spec.feature_names[rank].startswith("event_ahead_")]
         """Columns of the strengths of events in the coming epoch, of `esper.env.foresight`."""
+        counted = [MOST_MOVES + 1 if spec.feature_names[rank].removeprefix("event_") in CLASSES else 2 for rank in self._now]
+        self._place_E = np.cumprod([1, *counted[:-1]])
+        """Place value of each kind in the code of the events in force."""
 
     def start(self, num_hosts: int) -> State:
         """Return the state of a bandit, and what the timetable said in the last epochs, the oldest first `[N, D, F]`."""
@@ -79,8 +84,8 @@ class EventOracle(Bandit):
         return replace(decision, state=decision.state | {"told": torch.from_numpy(told_NDF[:, 1:])})
 
     def _due(self, observation: Observation, level_N: FloatArray, undecided_N: BoolArray) -> tuple[BoolArray, FloatArray]:
-        """Return the hosts where other events are on than at the last decision; the level is their binary code."""
-        on_NE = observation.features[:, self._now] > 0
-        now_N = (on_NE @ np.exp2(np.arange(len(self._now)))).astype(np.float32)
+        """Return the hosts where other events are in force than at the last decision; the level encodes them."""
+        on_NE = np.ceil(observation.features[:, self._now])
+        now_N = (on_NE @ self._place_E).astype(np.float32)
         due_N = undecided_N & (np.nan_to_num(level_N) != now_N) & ~underway(observation, self.spec).any(axis=1)
         return due_N, np.where(due_N, now_N, level_N)

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from esper.agent.base import AgentConfig, check_offered, check_slot
-from esper.agent.scripted.base import offered
+from esper.agent.base import AgentConfig, check_offered, slot_of_these_hosts
+from esper.agent.scripted.base import offered, slot_features
 from esper.agent.scripted.rule import Reaction, ReactRule
 from esper.agent.search import Search
 from esper.buffer.base import Buffer
@@ -29,7 +29,7 @@ class ReactConfig(AgentConfig):
     """A rule that plants one seed at a time: at the start, or when the accuracy falls or the growth potential rises. It keeps the
     seed, or prunes it if its contribution is not significant. One rule is tried per update, on the same hosts, and the best one
     so far by mean return is played. The first rule never plants; the others are drawn at random or change one part of the
-    best."""
+    best. Where growth potential is not measured, no rule uses it."""
 
     one_episode: ClassVar[bool] = True
     needs_hosts: ClassVar[bool] = True
@@ -48,20 +48,22 @@ class React(Search[ReactRule]):
         rng = stream(self.seed, "rule", self.tried)
         free: list[Any] = np.flatnonzero(first.legal_slots[:, Op.GERMINATE].any(axis=0)).tolist()
         kinds: list[Any] = np.flatnonzero(offered(first, self.spec)[0]).tolist()
+        measured = bool(slot_features(first, self.spec, "potential_measured").any())
+        by_potential: list[Any] = [None] if measured else []
 
         def one(values: Any) -> Any:
             return values[rng.integers(len(values))]
 
         def when() -> dict[str, Any]:
-            trigger = one(("start", "drop", "potential"))
+            trigger = one(("start", "drop", "potential") if measured else ("start", "drop"))
             if trigger == "start":
                 return {"trigger": trigger, "threshold": 0.0, "patience": 0}
             return {"trigger": trigger, "threshold": one(DROPS if trigger == "drop" else RISES), "patience": one(PATIENCE)}
 
         parts: list[Callable[[], dict[str, Any]]] = [
             when,
-            lambda: {"slot": one([None, *free])},
-            lambda: {"blueprint": one([None, *kinds])},
+            lambda: {"slot": one([*by_potential, *free])},
+            lambda: {"blueprint": one([*by_potential, *kinds])},
             lambda: {"errors": one(ERRORS)},
         ]
         if self.best.trigger != "never" and rng.random() < 0.5:
@@ -88,7 +90,11 @@ class React(Search[ReactRule]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return Search.state_dict(self) | {"best": self.best.plain(), "blueprints": list(self.spec.blueprint_names)}
+        return Search.state_dict(self) | {
+            "best": self.best.plain(),
+            "blueprints": list(self.spec.blueprint_names),
+            "slots": list(self.spec.slot_names),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned.
@@ -98,7 +104,9 @@ class React(Search[ReactRule]):
         """
         rule = ReactRule(**{field.name: state["best"][field.name] for field in fields(ReactRule)})
         if rule.slot is not None:
-            check_slot(f"slot={rule.slot} in the best rule", rule.slot, self.spec.num_slots)
+            rule = replace(
+                rule, slot=slot_of_these_hosts("in the best rule", rule.slot, state.get("slots"), self.spec.slot_names)
+            )
         if rule.blueprint is not None:
             names = state.get("blueprints", self.spec.blueprint_names)  # earlier versions: by number
             name = names[rule.blueprint] if rule.blueprint < len(names) else str(rule.blueprint)

@@ -100,6 +100,16 @@ def test_a_rule_has_one_seed_at_a_time_and_takes_back_what_does_not_help() -> No
     assert ops(play(Reaction(trusting, SPEC), [at(50, legal=ripe, **bad)])) == ["fossilize"]
 
 
+def test_without_growth_potential_no_rule_uses_it() -> None:
+    search = ReactConfig().build(SPEC, seed=0)
+    for known in (False, True):
+        drawn = []
+        for search.tried in range(60):
+            drawn.append(search.draw(at(50, slot_potential_measured=float(known))))
+        assert {rule.trigger for rule in drawn} == {"start", "drop", *["potential"] * known}
+        assert any(rule.slot is None for rule in drawn) == any(rule.blueprint is None for rule in drawn) == known
+
+
 def transition(seen: Observation, decision: Decision, reward: np.ndarray) -> Transition:
     return Transition(
         observation=seen,
@@ -138,7 +148,7 @@ def test_the_search_keeps_the_best_rule_and_resumes() -> None:
     again.load_state_dict(search.state_dict())
     assert again.best == search.best
     assert again.draw(at(50)) == search.draw(at(50))
-    earlier = {name: part for name, part in search.state_dict().items() if name != "blueprints"}
+    earlier = {name: part for name, part in search.state_dict().items() if name not in ("blueprints", "slots")}
     again.load_state_dict(earlier)
     assert again.best == search.best, "states of earlier versions go by number"
     with pytest.raises(ValueError, match=r"blueprint=1 in the best rule is not available"):
@@ -147,7 +157,10 @@ def test_the_search_keeps_the_best_rule_and_resumes() -> None:
     turned.load_state_dict(search.state_dict())
     assert search.best.blueprint is not None
     assert turned.best.blueprint == len(SPEC.blueprint_names) - 1 - search.best.blueprint, "a blueprint goes by its name"
-    with pytest.raises(ValueError, match=r"is not a slot of this host|in the best rule is not available"):
+    turned = ReactConfig().build(replace(SPEC, slot_names=SPEC.slot_names[::-1]), seed=3)
+    turned.load_state_dict(search.state_dict())
+    assert (search.best.slot, turned.best.slot) == (2, 0), "a slot goes by its name"
+    with pytest.raises(ValueError, match=r"is not a slot of these hosts: they have a"):
         ReactConfig().build(replace(SPEC, slot_names=("a",), blueprint_names=("b",)), seed=3).load_state_dict(search.state_dict())
 
 
@@ -229,3 +242,27 @@ def test_an_oracle_decides_when_events_begin_or_end(delay: int) -> None:
     assert contexts == [told for told, due in zip(told_F, planted, strict=False) if due], "it predicts from what it was told"
     with pytest.raises(ValueError, match=r"add env\.timetable=true"):
         EventOracleConfig().build(SPEC, seed=0)
+
+
+def test_an_oracle_decides_at_every_arrival_of_classes() -> None:
+    spec = replace(SPEC, feature_names=(*SPEC.feature_names, *foresight_names(["arrive", "invert"])))
+    oracle, due = EventOracleConfig().build(spec, seed=0), []
+    level_N = np.full(4, np.nan, np.float32)
+    for step, on in enumerate(([0, 0], [0.5, 0], [1, 0], [2, 0], [2, 1], [10, 1])):
+        seen = at(50, step=step)
+        seen = replace(seen, features=np.concatenate([seen.features, np.tile([*on, 0, 0], (4, 1))], axis=1).astype(np.float32))
+        due_N, level_N = oracle._due(seen, level_N, np.ones(4, np.bool_))
+        due.append(bool(due_N.all()))
+    assert due == [False, True, False, True, True, True]
+
+
+def test_a_bandit_refuses_decisions_of_other_features() -> None:
+    """Such as those of an oracle of other kinds of events."""
+    one, other = (
+        EventOracleConfig().build(replace(SPEC, feature_names=(*SPEC.feature_names, *foresight_names([kind]))), seed=0)
+        for kind in ("invert", "relabel")
+    )
+    one.load_state_dict(one.state_dict())
+    one.load_state_dict({name: part for name, part in other.state_dict().items() if name != "context"})  # earlier versions
+    with pytest.raises(ValueError, match=r"learned from event_relabel, event_ahead_relabel"):
+        one.load_state_dict(other.state_dict())

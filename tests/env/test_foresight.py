@@ -1,9 +1,11 @@
 """What an oracle is told, and hosts whose growth potential nobody measures."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from esper.cli.overrides import check
-from esper.env.foresight import foresight
+from esper.env.foresight import foresight, foresight_table
 from esper.task.events import Event
 from esper.task.instances import Split
 from esper.training.environment import build_env
@@ -19,6 +21,20 @@ def test_foresight_is_the_timetable() -> None:
     np.testing.assert_allclose(told_TNF[:, 0, 3], np.array([3, 3, 2.5, 1.5, 0.5, 0, 0]) / 6)
     assert not told_TNF[:, 0, [0, 2]].any()
     assert not told_TNF[:, 1].any()
+
+
+def test_a_drift_replaces_the_one_before_it_and_arrivals_add_up() -> None:
+    stay = (Event(kind="invert", start=1), Event(kind="rotate", start=3, ramp=1), Event(kind="invert", start=6))
+    told_TNF = foresight([(*stay, Event(kind="slow", start=2))], ["invert", "rotate", "slow"], steps=8)
+    np.testing.assert_allclose(told_TNF[:, 0, 0], [0, 1, 1, 0.5, 0, 0, 1, 1, 0])
+    np.testing.assert_allclose(told_TNF[:, 0, 1], [0, 0, 0, 0.5, 1, 1, 0, 0, 0])
+    np.testing.assert_allclose(told_TNF[:, 0, 2], [0, 0, 1, 1, 1, 1, 1, 1, 0])
+    arrivals = tuple(Event(kind="arrive", start=start, classes=(start,)) for start in (1, 3))
+    told_TNF = foresight([arrivals], ["arrive"], steps=5)
+    np.testing.assert_allclose(told_TNF[:, 0, 0], [0, 1, 1, 2, 2, 0])
+    view = SimpleNamespace(foresight_NF=told_TNF[3])
+    seen = [feature.extract(view).clip(feature.low, feature.high).item() for feature in foresight_table(["arrive"])]  # type: ignore[arg-type]
+    np.testing.assert_allclose(seen, [2, 4 / 5])
 
 
 def test_the_timetable_is_observed_on_request_only_and_changes_nothing_else() -> None:

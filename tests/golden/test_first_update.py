@@ -23,8 +23,8 @@ CASES = {
     "digits_mlp": "hosts=4 steps=8 updates=1 agent=random task=digits_mlp blueprint=[norm,lora,mlp_small]",
     "sandbox": "env=sandbox hosts=16 steps=8 updates=1",
 }
-TOLERANCE = {"host/accuracy": 2.0, "host/committed_accuracy": 2.0, "host/loss": 0.05, "policy/return": 3.0, "policy/kl": 0.02}
-"""Largest difference, by tag, which allows for a few validation samples. Counts must be equal."""
+TOLERANCE = {"host/accuracy": 6.0, "host/committed_accuracy": 6.0, "host/loss": 0.15, "policy/return": 6.0, "policy/kl": 0.05}
+"""Largest difference, by tag: about twice the largest between two kinds of processor. Counts must be equal."""
 COUNTS = ("host/seeds_germinated", "host/seeds_fossilized", "host/training_flops", "governor/rollbacks_nonfinite")
 
 
