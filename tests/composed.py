@@ -1,31 +1,34 @@
 """Configs composed by Hydra once per process, and the error of overrides that are refused."""
 
-from collections.abc import Iterator
-from copy import deepcopy
-from functools import cache
+import pickle
 from typing import Any
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from esper.cli import overrides
 from esper.cli.overrides import check
-from esper.config import ConfigError
+from esper.config import GROUPS, ConfigError
 
 _compose = overrides._composed
+_composed: dict[tuple[object, ...], bytes] = {}
 
 
-@cache
-def _once(groups: tuple[str, ...], name: str) -> tuple[DictConfig, dict[str, Any]]:
-    return _compose(list(groups), name)
+def compose_once() -> None:
+    """Compose equal choices of groups once per process, and apply keys to a copy; choices of plugins are always composed."""
+    overrides._composed = _once
 
 
-@pytest.fixture(scope="module")
-def composed_once() -> Iterator[None]:
-    """Equal choices of groups are composed once; keys are applied to a copy."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overrides, "_composed", lambda groups, name: deepcopy(_once(tuple(groups), name)))
-        yield
+def _once(groups: list[str], name: str) -> tuple[DictConfig, dict[str, Any]]:
+    own = any(not option.__module__.startswith("esper.") for options in GROUPS.values() for option in options.values())
+    if own or any(group.startswith("hydra.searchpath") for group in groups):
+        return _compose(groups, name)
+    loader = GlobalHydra.instance().config_loader()
+    key = (tuple(groups), name, *((one.provider, one.path) for one in loader.get_search_path().get_path()))
+    if key not in _composed:
+        _composed[key] = pickle.dumps(_compose(groups, name))
+    return pickle.loads(_composed[key])
 
 
 def refusal(command: str) -> ConfigError:

@@ -13,11 +13,12 @@ from hydra.core.config_store import ConfigStore
 from esper import plugins
 from esper.config import ALIASES, GROUPS
 from esper.telemetry.writers import WRITERS
-from tests.composed import composed_once  # noqa: F401  (a fixture)
+from tests.composed import compose_once
 from tests.env_fixtures import gamma, make_env, plan_actions, random_actions, small_task  # noqa: F401  (fixtures)
 from tests.reference_host import float64, grown  # noqa: F401  (fixtures)
 
 torch.set_num_threads(1)
+compose_once()
 # Hydra copies the store of all groups several times a composition, a third of its time, and each node again as it reads it.
 ConfigStore.__deepcopy__ = lambda store, _: store  # pyright: ignore[reportAttributeAccessIssue]
 os.environ.pop("HYDRA_FULL_ERROR", None)  # with it, mistakes show their traceback instead of one sentence

@@ -13,8 +13,6 @@ from esper.cli.overrides import check
 from esper.hosts.base import slot_specs
 from tests.config_classes import CLASSES
 
-pytestmark = pytest.mark.usefixtures("composed_once")
-
 OPTIONS = [(group, name) for group, options in C.GROUPS.items() for name in options]
 NEEDED = {
     "agent=event_oracle": ["task=digits_drift", "env.timetable=true"],

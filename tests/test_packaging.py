@@ -11,6 +11,7 @@ import tomllib
 import warnings
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
@@ -139,15 +140,13 @@ def test_the_checks_run_the_commands_of_the_readme() -> None:
 
 
 @pytest.mark.usefixtures("own_parts")
-def test_the_reward_of_the_readme_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reward_of_the_page_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from esper.cli.overrides import check
     from esper.plugins import load_plugins
 
-    readme = (ROOT / "README.md").read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```$", readme, flags=re.MULTILINE | re.DOTALL)
-    ((plugin, words),) = re.findall(
-        r"run `python -m esper.train 'plugins=\[(\w+\.py)\]' (reward=frugal\nreward.price=1)`", readme
-    )
+    page = (ROOT / "docs" / "howto" / "reward.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    ((plugin, words),) = re.findall(r"python -m esper.train 'plugins=\[(\w+\.py)\]' (reward=frugal reward.price=1)", page)
     (tmp_path / plugin).write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -162,6 +161,14 @@ def test_the_reward_of_the_readme_pays(tmp_path: Path, monkeypatch: pytest.Monke
     total_N, components = reward(signals)
     assert total_N.tolist() == [50.0, -2.0]
     assert tuple(components) == reward.names == ("germinate", "terminal")
+
+
+def test_the_code_of_the_readme_runs() -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["net"].stage("1").name == "GERMINATED"
+    assert names["env"].observation_space.contains(names["observation"])
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/experiments.md", *HOW_TO])

@@ -13,8 +13,6 @@ from esper.cli.overrides import check
 from tests.composed import refusal
 from tests.config_classes import CLASSES
 
-pytestmark = pytest.mark.usefixtures("composed_once")
-
 CUSTOM = "host=custom host.path=mine:Host task.instances=healthy"
 
 # Overrides that break a rule, and part of the error. Every rule of every config has a line here.

@@ -279,7 +279,8 @@ def _split(loader: ConfigLoader, overrides: list[Override]) -> tuple[list[Overri
             continue
         group = str(override.key_or_group)
         plain = "." in group or group in _KEYS
-        found = [] if plain else loader.get_group_options(group, config_name="config", overrides=_override_strings(searched))
+        more = {"config_name": "config", "overrides": _override_strings(searched)} if searched else {}
+        found = [] if plain else loader.get_group_options(group, **more)  # pyright: ignore[reportArgumentType]
         if options := list(dict.fromkeys([*GROUPS.get(group, ()), *found])):
             _check_choice(override, options)
         (groups if options else keys).append(override)

@@ -68,7 +68,7 @@ def test_named_values_are_offered_and_free_ones_left_to_the_shell() -> None:
     assert offered("esper train resume=") == [""], "no word: bash then offers files"
 
 
-def test_whatever_is_offered_can_be_typed(composed_once: None) -> None:
+def test_whatever_is_offered_can_be_typed() -> None:
     """Every group=option is known, and every key that is offered after one belongs to it."""
     lines = list(completion.table())
     options = {

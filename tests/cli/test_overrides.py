@@ -8,8 +8,6 @@ from esper import config as C
 from esper.cli.overrides import check, check_over, check_sweep
 from tests.composed import refusal
 
-pytestmark = pytest.mark.usefixtures("composed_once")
-
 # Overrides that do not compose, and a pattern of the error.
 MALFORMED: list[tuple[str, str]] = [
     ("+seed_root=1", "no key seed_root"),

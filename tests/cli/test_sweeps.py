@@ -8,8 +8,6 @@ from esper.cli.help import yaml_names
 from esper.cli.overrides import check_sweep
 from esper.config import ConfigError
 
-pytestmark = pytest.mark.usefixtures("composed_once")
-
 ARMS = ["hydra.sweeper.arms='reward: shaped,sparse'"]
 TUNE = ["agent.hidden=16,32"]
 

@@ -17,8 +17,6 @@ from esper.optimisers.adamw import AdamWConfig
 from esper.optimisers.sgd import NesterovConfig, SGDConfig
 from esper.task.digits import DigitsConfig
 
-pytestmark = pytest.mark.usefixtures("composed_once")
-
 
 @pytest.mark.parametrize("name", yaml_names("task"))
 def test_every_preset_of_a_task_has_another_host(name: str) -> None:
