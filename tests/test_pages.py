@@ -114,11 +114,13 @@ def test_data_from_arrays_and_a_preset_of_a_reward_run_as_the_pages_say(tmp_path
     howto = {name: (ROOT / "docs" / "howto" / f"{name}.md").read_text() for name in ("data", "reward")}
     (arrays,) = re.findall(r"```python\n(.*?)```", howto["data"], re.DOTALL)
     (preset,) = re.findall(r"```yaml\n(.*?)```", howto["reward"], re.DOTALL)
+    (frugal,) = re.findall(r"```python\n(.*?)```", howto["reward"], re.DOTALL)
     (tmp_path / "my_arrays.py").write_text(arrays)
+    (tmp_path / "my_frugal.py").write_text(frugal)
     (tmp_path / "mine" / "reward").mkdir(parents=True)
     (tmp_path / "mine" / "reward" / "dear.yaml").write_text(preset)
     lines = re.findall(r"^python -m esper.train (.*(?:plugins=|--config-dir).*)$", "".join(howto.values()), re.MULTILINE)
-    assert len(lines) == 2
+    assert len(lines) == 3
     small = ["updates=1", "hosts=2", "steps=6", "agent=schedule", "devices=[cpu]"]
     for line in lines:
         typed = [word for word in shlex.split(line) if not word.startswith("updates=")]
