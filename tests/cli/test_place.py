@@ -24,6 +24,7 @@ def test_the_time_left_follows_the_runs_before(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_sweep_over_values_shows_the_place_of_each_run(tmp_path: Path) -> None:
     words = ["-m", "env=sandbox", "seed=1,2", "steps=6", "updates=1", "hosts=4", "agent=random", f"hydra.sweep.dir={tmp_path}"]
+    words.append("telemetry.page_hosts=0")
     done = run_forked("esper.train", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     places = [line for line in done.stdout.splitlines() if re.match(r"run \d of", line)]

@@ -35,6 +35,17 @@ def played(env, plan_actions, fault):
     return told
 
 
+CALM = {}
+"""Episodes without a fault, by precision."""
+
+
+def calm_and(fault, make_env, plan_actions, precision):
+    """Return what an episode without and one with a fault told."""
+    if precision not in CALM:
+        CALM[precision] = played(make_env(HOSTS, STEPS, precision=precision), plan_actions, nothing)
+    return CALM[precision], played(make_env(HOSTS, STEPS, precision=precision), plan_actions, fault)
+
+
 def same_bits(told, others):
     """Return whether all hosts but the faulty one have the same bits after every step."""
     return all(
@@ -62,14 +73,14 @@ def nothing(env):
 
 @pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp16])
 def test_a_faulty_host_leaves_the_others_their_bits(make_env, plan_actions, precision):
-    calm, ill = (played(make_env(HOSTS, STEPS, precision=precision), plan_actions, fault) for fault in (nothing, poison))
+    calm, ill = calm_and(poison, make_env, plan_actions, precision)
     assert same_bits(ill, calm)
     assert ill[0]["cause"].tolist() == [Cause.NONFINITE if host == FAULTY else Cause.HEALTHY for host in range(HOSTS)]
     assert not any(info["cause"].any() for info in [*calm, *ill[1:]])
 
 
 def test_overflows_adjust_the_scale_and_are_no_sickness(make_env, plan_actions):
-    calm, ill = (played(make_env(HOSTS, STEPS, precision=Precision.fp16), plan_actions, fault) for fault in (nothing, too_high))
+    calm, ill = calm_and(too_high, make_env, plan_actions, Precision.fp16)
     assert same_bits(ill, calm)
     assert not any(info["cause"].any() or info["suspect"].any() for info in ill)
     assert ill[0]["overflows"].tolist() == [3 if host == FAULTY else 0 for host in range(HOSTS)]
@@ -80,7 +91,7 @@ def test_overflows_adjust_the_scale_and_are_no_sickness(make_env, plan_actions):
 
 def test_a_host_that_overflows_at_the_lowest_scale_is_rolled_back(make_env, plan_actions):
     """After 12 batches, 3 in each epoch; its weights stand still meanwhile, so no loss shows it."""
-    calm, ill = (played(make_env(HOSTS, STEPS, precision=Precision.fp16), plan_actions, fault) for fault in (nothing, overflow))
+    calm, ill = calm_and(overflow, make_env, plan_actions, Precision.fp16)
     assert same_bits(ill, calm)
     assert [info["cause"][FAULTY] for info in ill] == [Cause.HEALTHY] * 4 + [Cause.NONFINITE]
     assert not any(info["cause"][OTHERS].any() for info in ill)

@@ -54,8 +54,11 @@ def assert_trained_alike(grown, steps, *, atol, config=None):
 
 
 @each_incubation
-@pytest.mark.parametrize("blends", [(Blend.ADD,), (Blend.MULTIPLY,), (Blend.GATE,), tuple(Blend)], ids=str)
-@pytest.mark.parametrize("members", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("members", "blends"),
+    [(1, tuple(Blend)), (8, (Blend.ADD,)), (8, (Blend.MULTIPLY,)), (8, (Blend.GATE,)), (8, tuple(Blend))],
+    ids=str,
+)
 def test_an_epoch_with_seeds_in_all_stages_equals_plain_pytorch(float64, grown, members, blends, incubation):
     population = grown(members, blends=blends, incubation=incubation)
     if incubation is Incubation.none:
@@ -65,7 +68,7 @@ def test_an_epoch_with_seeds_in_all_stages_equals_plain_pytorch(float64, grown, 
                 seed.behind = False
         population.arrange()
     before = [flatten_parameters(reference.host) for reference in population.references]
-    assert_trained_alike(population, 6, atol=1e-9)
+    assert_trained_alike(population, 3, atol=1e-9)
     assert all(not torch.equal(old, flatten_parameters(ref.host)) for old, ref in zip(before, population.references, strict=True))
 
 
@@ -80,9 +83,8 @@ def test_an_epoch_with_all_seeds_in_one_stage_equals_plain_pytorch(float64, grow
 
 
 @each_incubation
-@pytest.mark.parametrize("fossils", list(Fossils))
 @pytest.mark.parametrize("layout", [Layout.VECTORS, Layout.SEQUENCES])
-@pytest.mark.parametrize("members", [1, 5])
+@pytest.mark.parametrize(("members", "fossils"), [(1, Fossils.frozen), *((5, fossils) for fossils in Fossils)])  # one has none
 def test_an_epoch_in_the_other_layouts_equals_plain_pytorch(float64, grown, members, layout, fossils, incubation):
     population = grown(members, blends=tuple(Blend), incubation=incubation, fossils=fossils, layout=layout)
     assert_trained_alike(population, 4, atol=1e-9)
@@ -128,7 +130,7 @@ def test_a_schedule_sets_the_rates_of_hosts_seeds_and_fossils(float64, grown, sc
 @each_incubation
 @pytest.mark.parametrize("members", [1, 8])
 def test_an_epoch_in_single_precision_agrees_to_rounding(grown, members, incubation):
-    assert_trained_alike(grown(members, blends=tuple(Blend), incubation=incubation), 6, atol=2e-4)
+    assert_trained_alike(grown(members, blends=tuple(Blend), incubation=incubation), 3, atol=2e-4)
 
 
 def test_the_cases_cover_all_stages_and_blends(grown):
@@ -196,7 +198,7 @@ def gradients(population):
 
 @each_layout
 @pytest.mark.parametrize("incubation", [Incubation.straight_through, Incubation.closed_loop])
-@pytest.mark.parametrize("members", [1, 3, 4])
+@pytest.mark.parametrize("members", [1, 4])
 def test_seeds_behind_the_host_learn_and_leave_its_bits_unchanged(grown, layout, incubation, members):
     population = grown(members, blends=tuple(Blend), incubation=incubation, layout=layout)
     population.only(behind=True)

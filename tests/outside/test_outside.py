@@ -13,7 +13,7 @@ from tests.forked import Forked
 
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
 MINE = ["task=faint", "blueprint=[norm,swish]", "blueprint.swish.width=3", "governor=grim", "governor.limit=99", "host.kernel=3"]
-TINY = ["agent=random", "hosts=2", "steps=4", "slots=all", "devices=[cpu]"]
+TINY = ["agent=random", "hosts=2", "steps=4", "slots=all", "devices=[cpu]", "telemetry.page_hosts=0"]
 WRITERS = 'telemetry.writers=[jsonl,{returns:{delimiter:";"}}]'
 
 

@@ -47,7 +47,9 @@ def samples_of(x: torch.Tensor, members: int) -> torch.Tensor:
 
 SLOTS = [SlotSpec("r0c0", width, layout) for layout in Layout for width in WIDTHS]
 CASES = [(name, slot) for name, one in TABLE.items() for slot in SLOTS if one.obstacle(slot) is None]
-each_case = pytest.mark.parametrize(("name", "slot"), CASES, ids=[f"{n}-{s.layout}-{s.channels}" for n, s in CASES])
+EACH = list(dict.fromkeys((name, slot.layout) for name, slot in CASES))
+each_layout = pytest.mark.parametrize(("name", "layout"), EACH, ids=[f"{n}-{layout}" for n, layout in EACH])
+"""A blueprint in a layout; the test goes through all widths."""
 
 
 def branch_of(name: str, slot: SlotSpec) -> nn.Module:
@@ -70,35 +72,38 @@ def test_the_table_is_the_group_and_every_layout_has_seeds():
     assert odd >= {(layout, name) for layout in Layout for name in grows[layout] - {"attention", "flex_attention"}}
 
 
-@each_case
-def test_a_newborn_seed_is_the_identity_and_has_a_nonzero_gradient(name, slot):
-    branch, h = branch_of(name, slot), 3 * samples(slot, 8)
-    delta = branch(h)
-    assert delta.shape == h.shape
-    assert not delta.any()
-    assert (h + delta).equal(h)
-    (delta * torch.randn_like(h)).sum().backward()
-    last = last_affine(branch)
-    assert not any(parameter.any() for parameter in last.parameters())
-    assert all(torch.count_nonzero(parameter.grad) > 0 for parameter in last.parameters())
+def widths(name: str, layout: Layout) -> list[SlotSpec]:
+    """Return the slots of a layout in which a blueprint can be planted."""
+    return [slot for known, slot in CASES if (known, slot.layout) == (name, layout)]
 
 
-@each_case
-def test_branches_have_no_buffers(name, slot):
-    assert not list(branch_of(name, slot).buffers())
+@each_layout
+def test_a_newborn_seed_is_the_identity_and_has_a_nonzero_gradient(name, layout):
+    for slot in widths(name, layout):
+        branch, h = branch_of(name, slot), 3 * samples(slot, 8)
+        assert not list(branch.buffers()), slot
+        delta = branch(h)
+        assert delta.shape == h.shape, slot
+        assert not delta.any(), slot
+        assert (h + delta).equal(h), slot
+        (delta * torch.randn_like(h)).sum().backward()
+        last = last_affine(branch)
+        assert not any(parameter.any() for parameter in last.parameters()), slot
+        assert all(torch.count_nonzero(parameter.grad) > 0 for parameter in last.parameters()), slot
 
 
-@each_case
-def test_every_parameter_learns_once_the_last_map_has_moved(name, slot):
+@each_layout
+def test_every_parameter_learns_once_the_last_map_has_moved(name, layout):
     """No parameter is cut off: after one step of the last map all of them have a gradient."""
-    branch = branch_of(name, slot)
-    with torch.no_grad():
-        for parameter in last_affine(branch).parameters():
-            parameter.add_(torch.randn_like(parameter))
-    (branch(samples(slot, 16)) * torch.randn_like(samples(slot, 16))).sum().backward()
-    constant = slot.channels == 1 and slot.layout is not Layout.IMAGES  # a layer norm of one number is its bias
-    dead = [key for key, parameter in branch.named_parameters() if not parameter.grad.any()]
-    assert not dead or constant
+    for slot in widths(name, layout):
+        branch = branch_of(name, slot)
+        with torch.no_grad():
+            for parameter in last_affine(branch).parameters():
+                parameter.add_(torch.randn_like(parameter))
+        (branch(samples(slot, 16)) * torch.randn_like(samples(slot, 16))).sum().backward()
+        constant = slot.channels == 1 and slot.layout is not Layout.IMAGES  # a layer norm of one number is its bias
+        dead = [key for key, parameter in branch.named_parameters() if not parameter.grad.any()]
+        assert not dead or constant, slot
 
 
 @pytest.mark.parametrize(("name", "slot"), [(n, s) for n, s in CASES if s.channels == 12])
@@ -121,7 +126,7 @@ def test_a_branch_learns_a_map_it_can_express(name, slot):
     assert errors[-1] < 0.8 * errors[0]
 
 
-@pytest.mark.parametrize("members", [1, 3, 8])
+@pytest.mark.parametrize("members", [1, 8])
 @pytest.mark.parametrize(("name", "slot"), [(n, s) for n, s in CASES if s.channels in (3, 12)])
 def test_fused_branches_equal_single_branches(float64, name, slot, members):
     branches = [TABLE[name].branch(slot) for _ in range(members)]

@@ -47,17 +47,17 @@ def test_the_newest_and_the_best_are_kept_and_resumed_files_have_the_same_bytes(
     called_best.rename(whole)
 
 
-@pytest.mark.parametrize(
-    ("entry", "value"),
-    [("agent", None), ("config", {}), ("update", "3"), ("watch", 3), ("buffer", []), ("agent", {"names": 3}), ("hparams", None)],
-    ids=str,
-)
-def test_a_forged_state_is_refused_in_one_sentence(entry: str, value: object, tmp_path: Path) -> None:
+FORGED: list[tuple[str, object]] = [("agent", None), ("config", {}), ("update", "3"), ("watch", 3), ("buffer", [])]
+FORGED += [("agent", {"names": 3}), ("hparams", None)]
+
+
+def test_a_forged_state_is_refused_in_one_sentence(tmp_path: Path) -> None:
     Trainer(config("updates=1"), tmp_path).run()
     state = load_run(find_checkpoint(str(tmp_path), "resume"))
-    Checkpoints(tmp_path / CHECKPOINTS).save(state | {entry: value}, 1)
-    with pytest.raises(CheckpointError, match="holds a state that does not fit"):
-        Trainer(config("updates=1"), tmp_path).restore()
+    for entry, value in FORGED:
+        Checkpoints(tmp_path / CHECKPOINTS).save(state | {entry: value}, 1)
+        with pytest.raises(CheckpointError, match="holds a state that does not fit"):
+            Trainer(config("updates=1"), tmp_path).restore()
 
 
 def test_a_large_file_that_is_no_checkpoint_is_refused_unread(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from esper.training.provenance import Provenance, code_version, read
 from esper.training.resume import check_data
 from esper.training.run_folder import create, new_folder, only_writer, writing_reports
 from esper.training.trainer import Trainer
+from tests.forked import run_forked
 from tests.training.small_run import config
 
 HOLDER = """
@@ -80,8 +81,8 @@ def test_reports_wait_for_each_other_and_not_for_training(tmp_path: Path) -> Non
 
 
 def test_two_commands_cannot_share_a_folder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    command = [sys.executable, "-m", "esper.train", "env=sandbox", "agent=random", f"hydra.run.dir={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    root = Path(__file__).parents[2]
+    done = run_forked("esper.train", "env=sandbox", "agent=random", f"hydra.run.dir={tmp_path}", cwd=root)
     assert done.returncode == 2
     assert done.stderr.startswith("esper: another process is writing into ")
     assert done.stderr.count("\n") == 1
