@@ -126,7 +126,8 @@ def _smallest(checkpoint: Path) -> Evaluation:
 
 
 def _largest_evaluation(run: Path, updates: int) -> dict[str, Any] | None:
-    """Return the evaluation of this policy on its own task with the most hosts, without the numbers of single hosts.
+    """Return the evaluation of this policy on its own task with the most hosts, the newest of several, without the numbers of
+    single hosts.
 
     Args:
         run: folder of the run, or of a saved policy.
@@ -134,12 +135,12 @@ def _largest_evaluation(run: Path, updates: int) -> dict[str, Any] | None:
     """
     found: dict[int, dict[str, Any]] = {}
     saved = run.glob("evaluation.json") if (run / POLICY).exists() else ()
-    for path in [*saved, *sorted(run.glob(f"evaluation_{updates:06d}_*.json"))]:
+    for path in [*saved, *sorted(run.glob(f"evaluation_{updates:06d}_*.json"), key=lambda path: path.stat().st_mtime)]:
         try:
             report = json.loads(path.read_text())
             if "transfer" not in report and any(row["controller"] == "policy" for row in report["rows"]):
                 kept = {name: part for name, part in report.items() if name != "hosts"}
-                found.setdefault(int(report["settings"]["hosts"]), kept)
+                found[int(report["settings"]["hosts"])] = kept
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path} is damaged: remove it, or evaluate the run again") from error
     return found[max(found)] if found else None

@@ -2,7 +2,7 @@
 
 FLOPs are those of `esper.measure.costs`. Counted for a run, over all updates:
 
-    training    hosts and seeds
+    training    hosts and seeds, without the pretraining of deployed hosts, which the arms of an experiment share
     measuring   validation, counterfactuals included; growth potential is not counted
     policy      decisions, and for PPO per update two evaluations of the rollout and three forward passes per pass of learning;
                 losses and optimiser are not counted

@@ -116,15 +116,18 @@ def _shows_something(figure: Figure) -> bool:
 
 
 def learning_curves(axes: Axes, runs: Sequence[Run], colours: Colours, *, floor: float = 0.0) -> None:
-    """Draw the mean over blocks, and for a few arms its interval, for every update that all runs of an arm have reached.
+    """Draw the mean over blocks, and for a few arms its interval, for every update that all runs of an arm have recorded.
 
     Intervals end at the lowest and the highest possible score, `floor` and 100 %.
     """
     for (arm, colour), style in zip(colours.items(), cycle(("-", "--", "-.", ":")), strict=False):  # equal curves stay visible
-        found = [[record[CURVE] for record in records_of(run) if CURVE in record] for run in runs if run.arm == arm]
-        if not found or not (length := min(map(len, found))):
+        found = [
+            {record["update"]: record[CURVE] for record in records_of(run) if CURVE in record} for run in runs if run.arm == arm
+        ]
+        updates = sorted(set[float]().union(*found).intersection(*found))
+        if not updates:
             continue
-        curves_BU, updates = np.array([curve[:length] for curve in found]), np.arange(1, length + 1)
+        curves_BU = np.array([[curve[update] for update in updates] for curve in found])
         axes.plot(updates, curves_BU.mean(axis=0), color=colour, linestyle=style, label=arm)
         if len(found) >= FEWEST_RUNS and len(colours) <= FEW:
             bands = [mean_interval(column) for column in curves_BU.T]

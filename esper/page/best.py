@@ -47,8 +47,8 @@ def decline(records: Sequence[Mapping[str, float]], best: Mapping[str, Any] | No
     first, end = (round(played[i]["update"]) for i in (max(0, place - BESIDE), place + BESIDE))
     fall = f"{np.mean(beside) - np.mean(last):.1f} less ({low:.1f} to {high:.1f})"
     return (
-        f"Returns in training have fallen since the best one: the last {LAST} updates return {np.mean(last):.1f} points on "
-        f"average, {fall} than updates {first} to {end} without the best, update {_played(best)}. "
+        f"Returns in training have fallen since the best one: the last {LAST} recorded updates return {np.mean(last):.1f} points "
+        f"on average, {fall} than updates {first} to {end} without the best, update {_played(best)}. "
         f"{_where(best['update'])} is the policy of that time: evaluate it to see whether it does better on held-out hosts, too."
     )
 

@@ -37,19 +37,26 @@ def with_flops(table: Table, costs: Mapping[str, Any]) -> Table:
     for row, op in enumerate(table["op"]):
         if row % steps == 0:
             styles = {}
-        if op == "germinate":
+        if op == "germinate" and not table.get("refused", [False] * (row + 1))[row]:
             styles[table["slot"][row]] = table.get("style", [None] * (row + 1))[row]
         if (row + 1) % steps:
             flops.append(None)
             continue
         total = float(costs["host"]["flops"])
         for slot in slots:
-            if table[f"{slot}.stage"][row] == "fossilized":
-                total += costs["seeds"].get(table[f"{slot}.blueprint"][row], {}).get(slot, {}).get("flops", 0)
+            if kept := _kept(table, slot, row):
+                total += costs["seeds"].get(kept, {}).get(slot, {}).get("flops", 0)
                 blend = STYLES.get(styles.get(slot) or "", (None,))[0]
                 total += costs["gates"][slot]["flops"] if blend is Blend.GATE else 0
         flops.append(total)
     return table | {"flops_kept": flops}
+
+
+def _kept(table: Table, slot: str, row: int) -> str | None:
+    """Return the blueprint that a slot keeps after the episode; without that column, in earlier versions, its last fossil."""
+    if (kept := table.get(f"{slot}.kept")) is not None:
+        return kept[row]
+    return table[f"{slot}.blueprint"][row] if table[f"{slot}.stage"][row] == "fossilized" else None
 
 
 def rows(

@@ -40,7 +40,10 @@ def log_of(table: Table, blueprints: list[str]) -> SeedLog:
             rolled_back_N=np.array([cause is not None for cause in column("rolled_back", epoch)]),
         )
         log.add(epoch, found)
-    log.end()
+    if f"{slots[0]}.kept" in table:
+        log.end(np.array([[rank.get(name, NONE) for name in column(f"{slot}.kept", steps)] for slot in slots]).T)
+    else:  # a trace of an earlier version does not know what the rollbacks of the last epoch took
+        log.end()
     return log
 
 

@@ -71,8 +71,9 @@ def _nodes(count: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]
 @lru_cache
 def _overall(looks: tuple[int, ...], index: int) -> PchipInterpolator:
     """Return the map from the nominal level of a look to the overall level, both as normal quantiles."""
-    nominal = [levels(looks, float(alpha))[index] for alpha in ndtr(GRID)]
-    return PchipInterpolator(ndtri(nominal), GRID, extrapolate=False)
+    nominal = ndtri([levels(looks, float(alpha))[index] for alpha in ndtr(GRID)])
+    representable = np.isfinite(nominal)  # an early look has levels that round to zero
+    return PchipInterpolator(nominal[representable], GRID[representable], extrapolate=False)
 
 
 def repeated_p(p: float, looks: Sequence[int], index: int) -> float:

@@ -174,7 +174,7 @@ class Data:
             part = getattr(self, field.name)
             if isinstance(part, Tensor):
                 plain = part.is_floating_point() or (self.mean is not None and field.name.endswith("_x"))  # bytes of images
-                for rows in part.split(ROWS):
+                for rows in torch.atleast_1d(part).split(ROWS):
                     array: Any = (rows if plain else rows.long()).cpu().contiguous().numpy()
                     digest.update(array)
         return digest.hexdigest()[:16]

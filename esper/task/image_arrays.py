@@ -83,7 +83,10 @@ class ImageArraysConfig(AugmentedConfig):
                         f"task.file={self.file}: the {part} set has class {min(strange)}, of which there is no training image: "
                         "add some, or remove it"
                     )
-            sets = sets if "valid" in sets else _held_out(sets, rng)
+            if "valid" not in sets:
+                sets = _held_out(sets, rng)
+            elif 0 < self.valid_samples < len(sets["valid"].y):  # the first ones are used, and files are often sorted by class
+                sets["valid"] = _shuffled(sets["valid"], rng)
         elif "" in found:
             images = self._checked("the file", Images(*(arrays[name] for name in found[""])))
             if len(images.y) < 8:
@@ -180,6 +183,12 @@ def _names(part: str) -> list[tuple[str, str]]:
 def _find(arrays: Mapping[str, Array], part: str) -> tuple[str, str] | None:
     """Return the names of the images and classes of a set, if both are there."""
     return next(((x, y) for x, y in _names(part) if x in arrays and y in arrays), None)
+
+
+def _shuffled(images: Images, rng: np.random.Generator) -> Images:
+    """Return images in random order."""
+    order = rng.permutation(len(images.y))
+    return Images(images.x[order], images.y[order])
 
 
 def _held_out(sets: dict[str, Images], rng: np.random.Generator) -> dict[str, Images]:

@@ -79,6 +79,11 @@ class ImageFolderConfig(AugmentedConfig):
             raise TaskError(f"task.folder={self.folder} has both val and valid: keep one")
         if "train" not in found or not _subfolders(found["train"]):
             found = {"train": top}
+            if "train" in (names := _subfolders(top)) and {*names} <= {*SETS}:
+                raise TaskError(
+                    f"task.folder={self.folder} has folders for sets, but {top / 'train'} has none for classes: put the images "
+                    "of each class into a subfolder"
+                )
         classes, sets = _subfolders(found["train"]), dict[str, list[tuple[Path, int]]]()
         if len(classes) < 2:
             raise TaskError(

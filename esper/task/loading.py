@@ -8,6 +8,8 @@ from esper.task.data import DataError, TaskError
 from esper.task.table import TASKS
 
 _loaded: dict[tuple[str, str, int], Task] = {}
+OWN = ("file", "folder")
+"""Keys of tasks that name data of the user's own."""
 
 
 def load_task(config: TaskConfig, host: HostConfig) -> Task:
@@ -16,9 +18,7 @@ def load_task(config: TaskConfig, host: HostConfig) -> Task:
     Raises:
         TaskError: the data is missing, damaged or wrong.
     """
-    named = getattr(config, "file", "")
-    file = Path(named) if isinstance(named, str | Path) else Path()
-    key = repr(config), repr(host), file.stat().st_mtime_ns if file.is_file() else 0  # a notebook may have changed it
+    key = repr(config), repr(host), _changed(config)
     if key not in _loaded:
         try:
             task = config.build(host)
@@ -28,3 +28,10 @@ def load_task(config: TaskConfig, host: HostConfig) -> Task:
         _loaded.clear()
         _loaded[key] = task
     return _loaded[key]
+
+
+def _changed(config: TaskConfig) -> int:
+    """Return when the user's file, or the newest entry of the folder, was changed, as a notebook may do [ns]."""
+    named = [Path(place) for name in OWN if isinstance(place := getattr(config, name, None), str | Path)]
+    paths = [path for place in named for path in (place, *(place.iterdir() if place.is_dir() else ()))]
+    return max((path.stat().st_mtime_ns for path in paths if path.exists()), default=0)

@@ -55,6 +55,7 @@ class Trace:
         rows = [self._decisions(step) | self._measurements(step) for step in steps]
         stacked |= {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         stacked |= {name: _at_the_end(value_N, num_steps) for name, value_N in self._results(episode).items()}
+        stacked |= self._kept(episode, num_steps)
         return {name: [_plain(value) for value in array_TN.T.ravel().tolist()] for name, array_TN in stacked.items()}
 
     def _decisions(self, step: Transition) -> dict[str, npt.NDArray[Any]]:
@@ -117,6 +118,16 @@ class Trace:
         return columns | {
             f"{name}.potential_{blueprint}": potential_NK[:, kind] for kind, blueprint in enumerate(layout.blueprint_names)
         }
+
+    def _kept(self, episode: EpisodeRecord, num_steps: int) -> dict[str, npt.NDArray[Any]]:
+        """Return the blueprint that each slot keeps after the episode `[T, N]`, None before."""
+        if not isinstance(episode, Episode):
+            return {}
+        columns, blueprints = dict[str, npt.NDArray[Any]](), np.array([*self._layout.blueprint_names, None], dtype=object)
+        for slot, name in enumerate(self._layout.slot_names):
+            columns[f"{name}.kept"] = np.full((num_steps, len(episode.return_N)), None, dtype=object)
+            columns[f"{name}.kept"][-1] = blueprints[episode.kept_NS[:, slot]]  # -1, for none, is the last
+        return columns
 
     def _results(self, episode: EpisodeRecord) -> dict[str, npt.NDArray[Any]]:
         """Return the results of each host `[N]`."""

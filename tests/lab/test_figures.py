@@ -33,7 +33,9 @@ def test_labels_do_not_overlap(count: int) -> None:
 
 
 def test_learning_curves_have_bands_for_few_arms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.lab.figures.records_of", lambda run: [{CURVE: run.seed + update} for update in range(run.updates)])
+    monkeypatch.setattr(
+        "esper.lab.figures.records_of", lambda run: [{CURVE: run.seed + u, "update": u} for u in range(run.updates)]
+    )
     arms = [f"part_{index}" for index in range(FEW + 1)]
     runs = [Run(arm=arm, block=seed, seed=seed, folder=Path(), updates=4 + seed) for arm in arms for seed in range(3)]
     few, many = Figure().subplots(), Figure().subplots()
@@ -47,8 +49,18 @@ def test_learning_curves_have_bands_for_few_arms(monkeypatch: pytest.MonkeyPatch
     assert (len(two.lines), len(two.collections)) == (2, 0), "two runs have no band"
 
 
+def test_learning_curves_join_the_updates_that_all_runs_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs record every tenth update, and those of anomalies."""
+    recorded = {0: [10, 20, 30], 1: [10, 13, 20], 2: [10, 15, 20, 30]}
+    monkeypatch.setattr("esper.lab.figures.records_of", lambda run: [{CURVE: u, "update": u} for u in recorded[run.seed]])
+    runs = [Run(arm="a", block=seed, seed=seed, folder=Path(), updates=30) for seed in recorded]
+    axes = Figure().subplots()
+    learning_curves(axes, runs, {"a": (0, 0, 0)})
+    assert axes.lines[0].get_xydata().tolist() == [[10, 10], [20, 20]]
+
+
 def test_bands_end_at_the_bounds_of_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.lab.figures.records_of", lambda run: [{CURVE: 1.0 + 97 * (run.seed == 0)}] * 2)
+    monkeypatch.setattr("esper.lab.figures.records_of", lambda run: [{CURVE: 1.0 + 97 * (run.seed == 0), "update": 1}])
     runs = [Run(arm="a", block=seed, seed=seed, folder=Path(), updates=2) for seed in range(3)]
     axes = Figure().subplots()
     learning_curves(axes, runs, {"a": (0, 0, 0)})
@@ -67,7 +79,7 @@ def test_the_control_is_not_in_the_front() -> None:
 
 
 def test_equal_learning_curves_are_told_apart_at_whole_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.lab.figures.records_of", lambda _: [{CURVE: 50.0}, {CURVE: 60.0}])
+    monkeypatch.setattr("esper.lab.figures.records_of", lambda _: [{CURVE: 50.0 + 10 * u, "update": 1 + u} for u in range(2)])
     runs = [Run(arm=arm, block=0, folder=Path(), updates=2) for arm in "abcd"]
     axes = Figure().subplots()
     learning_curves(axes, runs, dict.fromkeys("abcd", (0, 0, 0)))

@@ -14,6 +14,7 @@ from esper.page.evaluations import controllers, meaning
 from esper.page.findings import cards, gain, habits, kinds, plantings, rival_sentence, slot_words, verdict
 from esper.page.kinds import kind_words
 from esper.page.lead import Grown, failures, rollbacks, sentences
+from esper.page.seeds import log_of
 from tests.page.tables import report, table
 
 
@@ -172,8 +173,8 @@ def test_a_policy_that_has_become_worse_is_told_and_the_best_checkpoint_named() 
     best = {"update": 3, "return": 80.0}
     worse = decline(records([50, 69, 70, 80, 71, 69, 60, 60, 61, 59, 60, 60]), best)
     assert (
-        "the last 5 updates return 60.0 points on average, 9.8 less (8.3 to 11.2) than updates 2 to 6 without the best, update 4."
-        in worse
+        "the last 5 recorded updates return 60.0 points on average, 9.8 less (8.3 to 11.2) than updates 2 to 6 without the best, "
+        "update 4." in worse
     )
     assert "checkpoint=FOLDER/best (checkpoint_000003.pt) is the policy of that time" in worse
     assert decline(records([50, 69, 70, 80, 71, 69, 70, 70, 71, 69, 70, 70]), best) == ""
@@ -194,6 +195,12 @@ def test_flops_count_fossils_and_their_gates(tmp_path: Path) -> None:
     trace = table([1, 2], "germinate") | {"s0.blueprint": ["conv"] * 4, "style": ["gated", None, "linear_add", None]}
     trace["s0.stage"] = ["training", "fossilized"] * 2
     assert with_flops(trace, costs)["flops_kept"] == [None, 111, None, 110]
+    again = trace | {"op": ["germinate"] * 4, "slot": ["s0"] * 4, "style": ["linear_add", "gated"] * 2, "refused": [0, 1] * 2}
+    assert with_flops(again, costs)["flops_kept"] == [None, 110, None, 110], "a refused germination changes no style"
+    lost = trace | {"s0.kept": [None, None, None, "conv"], "rolled_back": [None, "nonfinite", None, None]}
+    lost["s0.contribution_error"] = [None] * 4
+    assert with_flops(lost, costs)["flops_kept"] == [None, 100, None, 110], "a rollback in the last epoch took a fossil"
+    assert [seed.fate for seed in log_of(lost, ["conv"]).seeds] == ["rolled_back", "kept"]
     assert with_flops(table([1, 2]), costs)["flops_kept"] == [None, 100, None, 100], "seeds that were not kept do not count"
     records = [
         {"update": 1.0, "host/training_flops": 5.0, "host/measuring_flops": 1.0},

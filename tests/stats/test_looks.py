@@ -47,6 +47,10 @@ def test_repeated_p_values_grow_with_p_and_end_at_1() -> None:
     assert values[-1] == 1
 
 
+def test_the_first_of_two_looks_may_be_far_from_the_last() -> None:
+    assert repeated_p(1e-4, (10, 400), 0) > repeated_p(1e-4, (10, 40), 0)
+
+
 def test_a_single_look_changes_nothing() -> None:
     assert levels((12,), 0.05) == (0.05,)
     assert repeated_p(0.0123, (12,), 0) == 0.0123

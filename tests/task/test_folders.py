@@ -50,6 +50,13 @@ def test_a_folder_of_classes_is_split_in_three(tmp_path):
     assert images(tmp_path, split_seed=1).fingerprint() != data.fingerprint()
 
 
+def test_sets_without_classes_are_not_taken_for_classes(tmp_path):
+    for part in ("train", "val", "test"):
+        draw(tmp_path / part / "1.png", (9, 0, 0))
+    with pytest.raises(TaskError, match=r"has folders for sets, but .*train has none for classes"):
+        images(tmp_path)
+
+
 @pytest.mark.parametrize("valid", ["val", "valid"])
 def test_folders_of_sets_are_kept_apart(tmp_path, valid):
     paint(tmp_path / "train", 20, first=1)

@@ -54,6 +54,15 @@ def test_sets_are_kept_by_any_common_name(tmp_path, rename):
     assert [len(getattr(found, f"{part}_y")) for part in ("train", "valid", "test")] == [27, 3, 15]
 
 
+def test_a_part_of_a_sorted_validation_set_has_all_classes(tmp_path):
+    order = np.argsort(SPLIT["valid_y"], kind="stable")
+    ordered = SPLIT | {"valid_x": SPLIT["valid_x"][order], "valid_y": SPLIT["valid_y"][order]}
+    found = data(tmp_path, ordered, valid_samples=len(order) // 2)
+    assert found.valid_y.unique().tolist() == np.unique(Y).tolist()
+    whole = data(tmp_path, ordered)
+    assert whole.valid_y.equal(torch.from_numpy(ordered["valid_y"])), "a whole set keeps its order"
+
+
 def test_layouts_types_and_names_of_classes_make_no_difference(tmp_path):
     plain = data(tmp_path, SPLIT)
     assert same(plain, data(tmp_path, SPLIT | {"train_x": X[:30].transpose(0, 2, 3, 1)}))

@@ -77,7 +77,10 @@ def test_rows_are_hosts_by_epochs_and_hold_what_was_decided_measured_and_paid(tr
     ends = frame[frame["epoch"] == 14]
     assert ends["return"].to_numpy() == pytest.approx(episode.return_N, rel=1e-4)
     assert ends["parameters_kept"].tolist() == episode.kept_params_N.tolist()
-    assert frame[frame["epoch"] < 14]["return"].isna().all()
+    assert frame[frame["epoch"] < 14][["return", "r0c0.kept"]].isna().all(axis=None)
+    names = [*episode.blueprints, None]
+    kept = [[names[rank] for rank in episode.kept_NS[:, slot]] for slot in range(3)]
+    assert [table[f"r0c{slot}.kept"][13::14] for slot in range(3)] == kept
 
 
 def test_potential_is_the_one_that_the_controller_saw(trace) -> None:

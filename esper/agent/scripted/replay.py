@@ -104,7 +104,7 @@ class ReplayConfig(AgentConfig):
             if recorded not in (None, here):
                 raise ValueError(
                     f"agent.topology={self.topology} was recorded on hosts of {key}={recorded}, but these have {key}={here}: "
-                    f"{'evaluate with' if key == 'episode' else 'train with'} {key}={recorded}"
+                    f"evaluate with {key}={recorded}"
                 )
 
     def check_hosts(self, *, slots: Sequence[str], in_use: BoolArray, cap: int, blueprints: Sequence[str], hosts: int) -> None:
