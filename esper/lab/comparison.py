@@ -27,6 +27,7 @@ from esper.lab.runs import (
     defines_return,
     find_runs,
     measures_hosts,
+    other_hosts,
 )
 from esper.lab.scoring import Scoring, objective_of, read_scores, score_all, scored_config, scored_file, unseen_kinds
 from esper.lab.tables import host_table, seed_table
@@ -241,6 +242,7 @@ def compare(
     finished = [run for run in runs if run.finished]
     _refuse_unlike(finished, config.strata, planned=any((folder / FILE).exists() for folder in folders), overrides=overrides)
     warnings = [*check_runs(runs, folders), *lost_looks(folders), *anomalies(finished, alike_by_plan)]
+    warnings += other_hosts(finished, config.baselines, [*overrides, *alike_by_plan])
     if len(finished) < len(runs) and not config.final:
         log(unfinished(runs, design, folders))
     if warnings and not all(scored_file(run, config.hosts, overrides).exists() for run in finished):  # before a long time

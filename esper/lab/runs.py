@@ -321,6 +321,8 @@ LOSSES = ("task.objective", "task.delta")
 BY_BLOCK = "task.split_seed"
 """Key of these that may differ between blocks (vary_split)."""
 EPISODES = "hosts times updates"
+HOST_KEYS = ("host", "slots", "gates", "optimiser", "blueprint", "governor")
+"""Groups that determine, with the data, what a host is and how it may grow."""
 
 
 def anomalies(runs: Sequence[Run], overrides: Sequence[str] = ()) -> list[str]:
@@ -343,6 +345,26 @@ def anomalies(runs: Sequence[Run], overrides: Sequence[str] = ()) -> list[str]:
             )
         if share and np.nanmedian(share) > MAX_BLUEPRINT_SHARE:
             found.append(f"{arm} has collapsed onto one blueprint: {100 * np.nanmedian(share):.0f} % of its germinations")
+    return found
+
+
+def other_hosts(runs: Sequence[Run], baselines: Sequence[str], overrides: Sequence[str] = ()) -> list[str]:
+    """Return a warning for each arm whose hosts are not those of the first arm, which the baselines grow.
+
+    Args:
+        overrides: evaluation overrides; what they set is the same for all arms.
+    """
+    alike = {override.partition("=")[0] for override in overrides}
+    found: list[str] = []
+    for arm in dict.fromkeys(run.arm for run in runs) if baselines else ():
+        pairs = [(one, run) for one in runs if one.arm == runs[0].arm for run in runs if (run.arm, run.block) == (arm, one.block)]
+        keys = dict.fromkeys(key for pair in pairs for run in pair for key in run.config if _group(key) in HOST_KEYS)
+        keys = [key for key in keys if not {key, _group(key)} & alike]
+        if differ := [key for key in keys if any(str(one.config.get(key)) != str(run.config.get(key)) for one, run in pairs)]:
+            found.append(
+                f"the baselines grow the hosts of {runs[0].arm}, and those of {arm} have another {differ[0]}: compare {arm} with "
+                "baselines in an experiment of its own"
+            )
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 from esper.config import ConfigError
 from esper.lab import runs as R
 from esper.lab.design import design
-from esper.lab.runs import Run, anomalies, find_runs
+from esper.lab.runs import Run, anomalies, find_runs, other_hosts
 
 
 @pytest.fixture
@@ -107,6 +107,11 @@ def test_different_data_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     # One run was extended afterwards.
     longer = [run(arm, 32, 20 if (arm, block) == ("b", 0) else 10, block) for arm in "ab" for block in range(2)]
     assert "is a 320, b 320 and 640" in anomalies(longer)[0]
+    wide = [replace(run(arm, 32, 10), config={"host.base_channels": size}) for arm, size in (("a", 4), ("b", 8), ("c", 4))]
+    (warning,) = other_hosts(wide, ["wait"])
+    assert warning.startswith("the baselines grow the hosts of a, and those of b have another host.base_channels: compare b")
+    assert other_hosts(wide, ["wait"], ["host.base_channels=4"]) == []
+    assert other_hosts(wide, []) == other_hosts(wide[::2], ["wait"]) == []
     tasks = [run(arm, 32, 10, block, task) for arm in "ab" for block, task in enumerate(("digits", "mnist5k"))]
     assert anomalies(tasks) == []
     (fault,) = anomalies([replace(one, stratum="") for one in tasks])
