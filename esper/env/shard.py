@@ -255,7 +255,7 @@ class Shard:
         """Measure every member under V settings of its alphas, on its data as in the last epoch of training.
 
         No member is changed, batch statistics included. A member is not computed again if its parameters, its alphas and its data
-        are those of its last measurement, as of a frozen host whose seed has learnt.
+        are those of its last measurement, as of a frozen host whose seed has learned.
 
         Args:
             alpha_VMS: blend weights; variant 0 is the baseline of the others.

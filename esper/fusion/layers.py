@@ -38,7 +38,7 @@ class MaskedLinear(nn.Linear):
 
 
 class ChannelScale(nn.Module):
-    """A learnt factor per channel, initialised to zero (LayerScale, Touvron et al. 2021)."""
+    """A learned factor per channel, initialised to zero (LayerScale, Touvron et al. 2021)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class ChannelScale(nn.Module):
 
 
 class Positions(nn.Module):
-    """A learnt vector added to each position of sequences `[B, T, D]`, T at most `context`."""
+    """A learned vector added to each position of sequences `[B, T, D]`, T at most `context`."""
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()

@@ -116,7 +116,7 @@ def gradient_ratio(
     r = (|g_seed| / |g_host|) * sqrt(P_host / P_seed), the ratio of their root mean square gradients; 0 where |g_host| < 1e-8.
 
     Args:
-        seed_norm_NS: norms of the seeds' gradients, NaN where no seed learnt.
+        seed_norm_NS: norms of the seeds' gradients, NaN where no seed learned.
         host_norm_N: norms of the hosts' gradients.
         params_NS: number of parameters of each seed.
         host_params: number of parameters of a host.

@@ -17,7 +17,7 @@ class Blend(IntEnum):
     MULTIPLY = 1
     """y = h * (1 + alpha * tanh(delta))"""
     GATE = 2
-    """y = h + alpha * g(x) * delta, with a learnt gate g per sample"""
+    """y = h + alpha * g(h) * delta, with a learned gate g per sample"""
 
 
 class Incubation(StrEnum):

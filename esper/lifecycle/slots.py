@@ -119,7 +119,7 @@ class EveryBlockConfig(SlotsConfig):
 
 @dataclass(kw_only=True, slots=True)
 class InServiceConfig(SlotsConfig):
-    """Every slot, with seeds that are active at once and learn for eight host epochs: for hosts in service."""
+    """Every slot, with seeds that are active at once and learn for eight host epochs: for deployed hosts."""
 
     incubation: Incubation = Incubation.none
     """Training of a seed before it is blended in: straight_through, closed_loop or none."""

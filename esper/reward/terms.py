@@ -206,7 +206,7 @@ class Births(Memory):
 
         Returns:
             `[N, S]` [pp], accuracy gained since a seed's birth minus its neighbours' contributions: by the seed and by what the
-            host has learnt itself. NaN where there is no seed, its birth was not seen, or the host was rolled back.
+            host has learned itself. NaN where there is no seed, its birth was not seen, or the host was rolled back.
         """
         before, after, shape = signals.before, signals.after, signals.before.stage.shape
         then_NS, now_NS = contributions(before), contributions(after)

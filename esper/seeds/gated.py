@@ -1,4 +1,4 @@
-"""The learnt gate of a seed: the weight of its delta, per sample."""
+"""The learned gate of a seed: the weight of its delta, per sample."""
 
 # B batch, M members, C channels of one member, H hidden units
 

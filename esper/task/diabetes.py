@@ -1,6 +1,6 @@
 """Progression of diabetes after a year, from ten measurements of each of 442 patients: a small, noisy table of scikit-learn.
 
-R2 of a linear regression on the test set is 40 to 50 %, and little of the rest can be learnt.
+R2 of a linear regression on the test set is 40 to 50 %, and little of the rest can be learned.
 """
 
 from dataclasses import dataclass

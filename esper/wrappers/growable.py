@@ -116,7 +116,7 @@ class GrowableModule(nn.Module):
         Args:
             slot: name of the slot.
             blueprint: name of a blueprint, for its default settings, or its config.
-            blend: how the seed joins the features: add, multiply, or gate (add, with a learnt weight per sample).
+            blend: how the seed joins the features: add, multiply, or gate (add, with a learned weight per sample).
             alpha: blend weight at the end of blending, in (0, 1].
             ramp: epochs of blending from 0 to alpha, at least 0; without effect without incubation.
             curve: course of alpha: linear, cosine, sigmoid_gentle, sigmoid, sigmoid_sharp.
@@ -194,8 +194,8 @@ class GrowableModule(nn.Module):
                 "choose incubation=none"
             )
         learnt_S = operations.roles(self._state, self.rules).learns[0] & (self._state.stage_age[0] >= 1)  # for an epoch
-        for name, slot, learnt in zip(self._names, self._slots, learnt_S, strict=True):
-            if learnt and slot.untrained():
+        for name, slot, learned in zip(self._names, self._slots, learnt_S, strict=True):
+            if learned and slot.untrained():
                 warnings.warn(
                     f"no optimizer has changed the seed in slot {name} in an epoch: call net.attach(optimizer)", stacklevel=2
                 )
