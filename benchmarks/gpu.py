@@ -28,6 +28,7 @@ import torch
 from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.cli.overrides import check
 from esper.env.base import Environment
+from esper.task.cifar import RECORDS
 from esper.task.instances import Split
 from esper.training.environment import build_env
 from esper.training.play import play
@@ -183,9 +184,10 @@ def _episode(env: Environment, world: str) -> None:
 
 def images(folder: Path) -> Path:
     """Return a folder with random images in the format of CIFAR-10."""
-    rng, records = np.random.default_rng(0), 10_000
+    rng = np.random.default_rng(0)
     for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
         if not (folder / name).exists():
+            records = RECORDS[name]
             classes, pixels = rng.integers(0, 10, (records, 1), np.uint8), rng.integers(0, 256, (records, 3072), np.uint8)
             np.concatenate([classes, pixels], axis=1).tofile(folder / name)
     return folder

@@ -9,6 +9,8 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+from tests.forked import run_forked
+
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
 GROW = sorted((FOLDER / "grow").glob("*.py"))
@@ -31,6 +33,8 @@ NEEDS = {
     "dacbench_ppo": "dacbench",
 }
 """Library of each example."""
+FORKED = {"sb3_ppo", "maskable_ppo", "recurrent_ppo", "torchrl_ppo"}
+"""Examples that run in a fork, which is faster; the others show that a new interpreter finds everything."""
 
 
 def test_every_example_says_what_it_needs() -> None:
@@ -43,19 +47,20 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
         pytest.skip("RLlib needs gymnasium 1.2; .ci/run tests it in an environment of its own")
     if find_spec(NEEDS[path.stem]) is None:
         pytest.skip("pip install dacbench" if path.stem == "dacbench_ppo" else "pip install -e '.[drivers]'")
-    if path.stem == "dacbench_ppo":
-        (tmp_path / "sitecustomize.py").write_text(NMS)
-    found = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    words = ["task.epoch_samples=128"] if path.stem == "single_file_ppo" else ["env=sandbox"]  # it has the id of a task
-    command = [sys.executable, str(path), "2", "steps=6", *words]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": found},
-    )
+    words = [
+        "2",
+        "steps=6",
+        "task.epoch_samples=128" if path.stem == "single_file_ppo" else "env=sandbox",
+    ]  # that has a task's id
+    if path.stem in FORKED:
+        done = run_forked(f"examples.{path.stem}", *words, cwd=tmp_path)
+    else:
+        if path.stem == "dacbench_ppo":
+            (tmp_path / "sitecustomize.py").write_text(NMS)
+        found = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": found}
+        command = [sys.executable, str(path), *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "ep_rew_mean" in done.stdout or "update 2: return" in done.stdout or "n_updates" in done.stdout
     assert len(path.read_text().splitlines()) < 60
