@@ -13,6 +13,7 @@ from experiments.gap import RIVALS, closed
 
 ROOT = Path(__file__).parent.parent
 WORLDS = ROOT / "docs" / "worlds.md"
+FORESIGHT = ROOT / "experiments" / "2026-11-26_foresight" / "foresight.py"
 README = (ROOT / "README.md").read_text()
 ARMS = {
     "never growing (`wait`)": "wait",
@@ -180,6 +181,18 @@ def test_the_gates_of_the_page_are_those_of_the_records():
         if world == "digits_drift":
             assert all(f"{name} {mean}" in preset for name, mean in zip(("schedule", "bandit", "rule"), means, strict=False))
             assert f"the oracle leads by {lead}" in preset
+
+
+def test_the_record_of_the_oracle_of_arrivals_tells_its_numbers() -> None:
+    folder, interval = ROOT / "experiments" / "2026-11-26_arrivals_oracle", runpy.run_path(str(FORESIGHT))["interval"]
+    again, text = values(folder.name, "return"), (folder / "README.md").read_text()
+    table = values("2026-11-25_arrivals_gate", "return").rename(columns={"oracle": "record"}).join(again)
+    assert f"| mended oracle | {table['oracle'].mean():.2f} |" in text
+    for arm in ("record", "react", "fixed", "react_bandit", "bandit", "wait"):
+        told = f" | {interval((table['oracle'] - table[arm]).to_numpy())} |"
+        assert re.search(rf"\| {table[arm].mean():.2f} \| [\d,]+{re.escape(told)}\n", text), arm
+    lead = (table["oracle"] - table["react"]).mean()
+    assert f"leads by {lead:.1f} points" in " ".join(WORLDS.read_text().split())
 
 
 def test_the_record_of_foresight_tells_its_numbers() -> None:
