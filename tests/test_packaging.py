@@ -171,7 +171,7 @@ def test_the_code_of_the_readme_runs() -> None:
     assert names["env"].observation_space.contains(names["observation"])
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/experiments.md", *HOW_TO])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/experiments.md", "docs/tuning.md", *HOW_TO])
 def test_commands_on_the_pages_compose(page: str) -> None:
     from esper.cli.command import spelled_out
     from esper.cli.overrides import check, check_sweep

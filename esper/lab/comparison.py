@@ -380,5 +380,5 @@ def _paid_alike(runs: Sequence[Run], overrides: Sequence[str]) -> bool:
 
 def _cautions(result: PairResult) -> list[str]:
     """Return the warnings on a pair, with what they mean for its interval."""
-    meaning = {NOT_NORMAL: f"{NOT_NORMAL}: read the interval with care (docs/experiments.md, Collapse)"}
+    meaning = {NOT_NORMAL: f"{NOT_NORMAL}: read the interval with care (docs/statistics.md#collapse)"}
     return [meaning.get(warning, warning) for warning in result.warnings]
