@@ -34,10 +34,11 @@ def with_flops(table: Table, costs: Mapping[str, Any]) -> Table:
     steps = round(max(table["epoch"]))
     styles: dict[str, str | None] = {}
     flops: list[float | None] = []
+    refused = table.get("refused", [0] * len(table["op"]))
     for row, op in enumerate(table["op"]):
         if row % steps == 0:
             styles = {}
-        if op == "germinate" and not table.get("refused", [False] * (row + 1))[row]:
+        if op == "germinate" and not refused[row]:
             styles[table["slot"][row]] = table.get("style", [None] * (row + 1))[row]
         if (row + 1) % steps:
             flops.append(None)
