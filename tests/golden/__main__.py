@@ -36,6 +36,8 @@ ADDED = {
     "seeds_",
     "gradient_norm",
     "_drift",
+    "/agent/context[",
+    "/agent/slots[",
 }
 """Parts of paths that the earlier tree may lack."""
 
