@@ -35,18 +35,14 @@ PAGES: dict[str, Mapping[str, Callable[[], Iterator[str]]]] = {
     },
     "config/commands.md": {"commands": config.other_commands},
     "counterfactuals.md": {"plans": counterfactuals.plans, "costs": counterfactuals.plan_costs},
+    "extending/rewards.md": {"terms": rewards.ready_terms, "signals": rewards.signals},
     "lifecycle.md": {"stages": lifecycle.stages},
     "metrics.md": {"names": metrics.metric_names, "metrics": metrics.metrics},
     "observation.md": {
         "host": lambda: observation.features(HOST_FEATURES),
         "slot": lambda: observation.features(slot_table(["BLUEPRINT"])),
     },
-    "rewards.md": {
-        "stages": rewards.stage_potentials,
-        "modes": rewards.reward_modes,
-        "terms": rewards.ready_terms,
-        "signals": rewards.signals,
-    },
+    "rewards.md": {"stages": rewards.stage_potentials, "modes": rewards.reward_modes},
 }
 
 

@@ -96,7 +96,7 @@ def test_the_commands_of_the_first_hour_are_valid() -> None:
     typed = [shlex.split(words) for words in re.findall(r"```bash\npython -m esper.train (.*?)\n```", page)]
     rule, policy, sweep, dear, arrays, growth = typed
     assert check(dear).reward.rent == 2.0  # pyright: ignore[reportAttributeAccessIssue]
-    howto, extending = ((ROOT / "docs" / name).read_text() for name in ("howto/data.md", "extending.md"))
+    howto, extending = ((ROOT / "docs" / name).read_text() for name in ("howto/data.md", "extending/hosts.md"))
     assert f"python -m esper.train {shlex.join(arrays)}" in howto, "which another test runs"
     assert f"python -m esper.train {shlex.join(growth[:3])}" in extending, "which is tested outside"
     assert check(rule).choice("agent") == "react"

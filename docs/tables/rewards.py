@@ -1,4 +1,4 @@
-"""Tables of rewards.md: the potential of each stage, the reward modes, and what terms of one's own are made from."""
+"""Tables of rewards.md, the potential of each stage and the modes, and of extending/rewards.md, what terms are made from."""
 
 from collections.abc import Iterator
 from dataclasses import fields

@@ -32,7 +32,7 @@ BORN_BY_CHANCE = (
 UNSTEADY = "returns a different output for the same input in a second call: remove random numbers and state between calls"
 MIXES = "mixes the samples of a batch: compute each sample alone, as GroupNorm and LayerNorm do"
 FUSED = (
-    "mixes the hosts of a shard, as a view with a fixed number of channels does: see docs/extending.md, or set "
+    "mixes the hosts of a shard, as a view with a fixed number of channels does: see docs/extending/hosts.md, or set "
     "devices.<name>.members_per_shard=1"
 )
 

@@ -88,7 +88,7 @@ def slot_specs(host: nn.Module) -> tuple[SlotSpec, ...]:
     if not isinstance(specs, tuple) or not isinstance(segments, nn.ModuleList):
         raise ValueError(
             f"{type(host).__name__} is not a host: give it `segments`, a ModuleList, and `slots`, a tuple of SlotSpec, as "
-            "docs/extending.md shows"
+            "docs/extending/hosts.md shows"
         )
     slots = cast(tuple[SlotSpec, ...], specs)
     if len(segments) != len(slots) + 1:

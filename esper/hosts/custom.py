@@ -13,7 +13,7 @@ from esper.ranges import check_ranges
 
 @dataclass(kw_only=True, slots=True)
 class CustomConfig(HostConfig):
-    """A host class of your own, called as `MyHost(shape, num_classes)`; see docs/extending.md. It cannot be lesioned."""
+    """A host class of your own, called as `MyHost(shape, num_classes)`; see docs/extending/hosts.md. It cannot be lesioned."""
 
     samples = (Layout.IMAGES, Layout.SEQUENCES)
 

@@ -186,7 +186,7 @@ def test_a_custom_host_of_text_trains(tmp_path) -> None:
         ("my_hosts:Batch", "the host mixes the samples of a batch in evaluation mode: compute each sample alone"),
         (
             "my_hosts:Hosts",
-            "the host mixes the hosts of a shard, as a view with a fixed number of channels does: see docs/extending.md",
+            "the host mixes the hosts of a shard, as a view with a fixed number of channels does: see docs/extending/hosts.md",
         ),
         ("my_hosts:Signed", "the host cannot run under torch.func.vmap (vmap: It looks like you're calling .item() on a Tensor"),
         ("my_hosts:Peak", "the host mixes the samples of a batch in evaluation mode: compute each sample alone"),

@@ -25,7 +25,7 @@ REINFORCE = [*LAMPS, "agent=reinforce", "agent.learning_rate=0.03"]
 
 @pytest.fixture
 def plugins(tmp_path: Path) -> str:
-    """Override that imports the parts; the learner is that of docs/extending.md."""
+    """Override that imports the parts; the learner is that of docs/extending/agents.md."""
     (tmp_path / "my_learner.py").write_text(module("my_learner.py"))
     return f"plugins=[{tmp_path / 'my_learner.py'},{HERE / 'my_worlds.py'}]"
 

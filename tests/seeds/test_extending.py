@@ -1,4 +1,4 @@
-"""The modules of docs/extending.md run as plugins, as the page has them; tests/outside runs plugins from the command line."""
+"""The modules of docs/extending/ run as plugins, as the pages have them; tests/outside runs plugins from the command line."""
 
 import json
 import re
@@ -17,14 +17,14 @@ from esper.task import loading
 from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+PAGES = "\n".join(page.read_text() for page in (Path(__file__).parents[2] / "docs" / "extending").glob("*.md"))
 SHORT = ["hosts=2", "steps=6", "updates=1", "agent=random", "agent.wait_weight=0.2", "devices=[cpu]"]
 
 
 def module(name: str) -> str:
-    """Return the module of this name on the page."""
+    """Return the module of this name on the pages."""
     (code,) = [
-        block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if f"plugins=[{name}]" in block.splitlines()[0]
+        block for block in re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL) if f"plugins=[{name}]" in block.splitlines()[0]
     ]
     return code
 

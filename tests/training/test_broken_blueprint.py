@@ -53,7 +53,7 @@ def test_updates_before_the_error_are_saved_and_the_fixed_run_is_equal(tmp_path,
 
 
 def test_the_command_shows_the_traceback_and_how_to_resume(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending" / "hosts.md").read_text(), re.DOTALL)
     (code,) = [block for block in blocks if "nn.SiLU()" in block]
     lost = "\n\nclass Lost(nn.Module):\n    def forward(self, x):\n        return x if len(x) == 3 else {}['lost']\n"
     code = code.replace("nn.SiLU()", "Lost()").replace("\nesper.register(", f"{lost}\nesper.register(", 1)
