@@ -334,7 +334,6 @@ def main(arguments: list[str]) -> None:
     quick = arguments[:1] == ["--quick"]
     experiments = 1 if quick else int(arguments[0]) if arguments else 250
     paired.improvement_interval = lambda *_, **__: UNKNOWN  # a bootstrap on which no verdict depends
-    paired.RESAMPLES = 99 if quick else 1999  # sign patterns of more than 10 blocks
     if arguments[1:] == ["blocks"]:
         report_blocks(experiments)
     else:

@@ -8,11 +8,10 @@ Reads the comparison.csv of each world that was measured: WORLD.csv beside it, o
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from esper.stats.intervals import Interval
-from esper.stats.paired import sign_flip
+from esper.stats.sign_flip import sign_flip
 
 HERE = Path(__file__).parent
 WORLDS = ("kinds", "timetable", "data", "size")
@@ -30,7 +29,7 @@ def returns(file: Path) -> pd.DataFrame:
 def difference(table: pd.DataFrame, first: str, second: str) -> Interval:
     """Return the mean paired difference in return of two arms, with its 95 % interval."""
     values = table[first].to_numpy() - table[second].to_numpy()
-    return sign_flip(values, np.random.default_rng(0)).interval
+    return sign_flip(values).interval
 
 
 def best_rival(table: pd.DataFrame) -> str:

@@ -171,6 +171,14 @@ def test_the_first_look_that_decides_stands() -> None:
     assert compare_arms(cells, margin=0.5)[0].verdict is Conclusion.withheld
 
 
+def test_a_look_after_a_third_of_many_blocks_can_decide() -> None:
+    """Its level is far below 1 / 10,000, which a sample of sign patterns would not reach."""
+    cells = grown(20, gain=40.0)
+    (found,) = compare_arms(cells, margin=0.5, looks=[20, 60])
+    assert (found.winner, found.look) == ("good", 20)
+    assert found.difference.p < 1e-5
+
+
 def test_early_looks_ask_for_more() -> None:
     cells = grown(20, gain=1, seed=2)
     (alone,) = compare_arms(cells, margin=0.5)

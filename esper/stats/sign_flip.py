@@ -1,0 +1,89 @@
+"""The paired permutation test of a mean, and the interval that inverts it."""
+
+# n differences
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.stats.intervals import Interval
+
+Float64Array = npt.NDArray[np.float64]
+ENUMERATED = 13
+"""Most differences whose sign patterns are enumerated."""
+CELLS = 2**16
+"""Cells into which the sum of the absolute differences is divided where there are more."""
+HALVINGS = 30
+"""Steps of the search for an end of an interval: its error is below the range of the differences by this power of 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignFlip:
+    """Result of the paired permutation test, and the interval of all differences that the test does not reject."""
+
+    p: float
+    """Two-sided p value of a mean difference of 0."""
+    interval: Interval
+
+
+def sign_flip(differences: npt.ArrayLike, *, confidence: float = 0.95) -> SignFlip:
+    """Test the mean of paired differences by flipping their signs, and invert the test to get an interval.
+
+    The interval holds every theta for which the test does not reject d - theta, so p <= 1 - confidence if and only if it excludes
+    0; `scipy.stats.permutation_test` has no such interval. It is exact for differences that are symmetric about theta. With heavy
+    tails and 10 to 20 blocks it covers the truth in 94 to 96 % of experiments, where a bootstrap-t interval reaches 90 to 93 %
+    (`experiments/2026-11-21_calibration`).
+
+    Args:
+        differences: `[n]`, n at least 1.
+        confidence: coverage of the interval. Its ends are infinite if n is so small that no p value is below 1 - confidence.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    level = 1 - confidence + 1e-12
+    if 2.0 ** (1 - len(values)) > level:
+        low, high = -math.inf, math.inf
+    else:
+        low, high = (_end(values, float(far), level) for far in (values.min(), values.max()))
+    return SignFlip(_p(values), Interval(float(values.mean()), low, high))
+
+
+def _end(values: Float64Array, far: float, level: float) -> float:
+    """Return the end of the interval between the mean and the least or greatest value, beyond which all signs are equal."""
+    if _p(values - far) > level:
+        return far
+    held, rejected, theta = float(values.mean()), far, 0.0  # 0 first: p and the interval then agree on it
+    if not min(held, rejected) < 0 < max(held, rejected):
+        theta = (held + rejected) / 2
+    for _ in range(HALVINGS):
+        held, rejected = (theta, rejected) if _p(values - theta) > level else (held, theta)
+        theta = (held + rejected) / 2
+    return held
+
+
+def _p(values: Float64Array) -> float:
+    """Return the share of all 2^n sign patterns s with |sum(s d)| >= |sum(d)|.
+
+    A pattern reaches the observed sum if what it turns against the rest adds up to no more than what stands against it in the
+    data. So p counts subsets of the absolute differences by their sum: by enumeration if there are few, else by dynamic
+    programming over sums in `CELLS` (Pagano, Tritchler 1983). Rounding them down makes p too large by about 1 %, never too small.
+    """
+    size = np.abs(values)
+    whole = float(size.sum())
+    against = (whole - abs(float(values.sum()))) / 2
+    reach = against + 1e-12 * whole
+    if reach >= whole / 2:
+        return 1.0
+    if len(size) <= ENUMERATED:
+        sums = np.zeros(1)
+        for one in size:
+            sums = np.concatenate([sums, sums + one])
+        return 2 * float(np.mean(sums <= reach))
+    share = np.zeros(int(reach / whole * CELLS) + 1)  # of the patterns, by the sum of what they turn
+    share[0] = 1.0
+    for step in (size / whole * CELLS).astype(int):
+        turned = share[: max(0, len(share) - step)] / 2
+        share /= 2
+        share[len(share) - len(turned) :] += turned
+    return min(1.0, 2 * float(share.sum()))
