@@ -39,10 +39,10 @@ from esper.lab.progress import Progress
 from esper.notices import StatusLine, heard_by, notice
 from esper.page.findings import oracle_sentence, rival_sentence
 from esper.page.page import write_page
-from esper.plugins import named_plugins
 from esper.ranges import check_ranges
 from esper.telemetry.text import counted
-from esper.training.provenance import code_version
+from esper.training.config_io import to_plain
+from esper.training.provenance import versions
 from esper.training.resume import find_checkpoint, may_hold_checkpoint, run_of
 from esper.training.run_folder import PAGE, writing_reports
 
@@ -197,9 +197,9 @@ def _refuse_bare_folder(arguments: list[str]) -> None:
 def _journal(folder: Path, checkpoint: Path, evaluation: Evaluation, asked: EvaluateConfig) -> Journal:
     """Return the journal of this evaluation, with what an earlier process kept, after a line about it."""
     settings = {name: value for name, value in asdict(asked).items() if name not in ("checkpoint", "details")}
-    parts = [Path(name).read_text() for name in named_plugins() if Path(name).is_file()]
-    facts = {"checkpoint": digest_of(checkpoint), "code": code_version()["source"], "parts": parts, "settings": settings}
-    journal = Journal(folder, facts | {"transfer": asdict(evaluation.transfer)})
+    code, config = versions(), to_plain(evaluation.config)
+    facts = {"checkpoint": digest_of(checkpoint), "code": code["source"], "plugins": code.get("plugins"), "config": config}
+    journal = Journal(folder, facts | {"settings": settings})
     known = journal.recall(LATENCY)
     if (measured := evaluation.measure(known)) and not known:
         journal.keep(LATENCY, measured)

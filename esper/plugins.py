@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
@@ -30,6 +31,8 @@ _files: set[str] = set()
 """Files of the plugins that were named and imported."""
 _named: dict[str, str] = {}
 """Module -> plugin as it was named, files with their full paths, of those that were imported."""
+_installed: list[str] = []
+"""Modules of the installed plugins."""
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
 
 
@@ -104,11 +107,25 @@ def named_plugins() -> list[str]:
     return [*_named.values()]
 
 
+def plugin_digests() -> dict[str, str]:
+    """Return the SHA-256 of the source of every plugin in this process, by module: of its package, or of its file."""
+    found: dict[str, str] = {}
+    for name in [*_named, *_installed]:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if not file:
+            continue
+        top = sys.modules[name.partition(".")[0]]
+        files = sorted(Path(top.__path__[0]).rglob("*.py")) if hasattr(top, "__path__") else [Path(file)]
+        found[name] = sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    return found
+
+
 @cache
 def _load_installed() -> None:
     for point in entry_points(group=ENTRY_POINTS):
         try:
             point.load()
+            _installed.append(point.module)
         except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"the installed plugin {point.name} ({point.value}) cannot be imported: {_why(error)}: fix or uninstall it"

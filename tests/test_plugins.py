@@ -20,6 +20,7 @@ from esper.reward.modes import MinimalConfig, RewardConfig
 from esper.reward.table import RENT, TERMINAL
 from esper.reward.terms import RentUnit
 from esper.training.config_io import from_plain, resumed, to_plain
+from esper.training.provenance import versions
 from esper.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("own_parts")
@@ -220,6 +221,10 @@ def test_a_config_brings_its_plugins_back_also_when_their_file_has_moved(tmp_pat
     load_plugins(["my_own_parts.py"])
     plain = to_plain(check(["plugins=[my_own_parts.py]", "reward=mine", "reward.rent=3"]))
     assert plain["values"]["plugins"] == [str(file)]
+    before = plugins.plugin_digests()["my_own_parts"]
+    assert versions()["plugins"]["my_own_parts"] == before
+    file.write_text(PLUGIN + "# edited\n")
+    assert plugins.plugin_digests()["my_own_parts"] != before
     forget()
     back = from_plain(plain)
     assert (back.choice("reward"), getattr(back.reward, "rent", None)) == ("mine", 3)

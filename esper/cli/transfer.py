@@ -106,6 +106,11 @@ def fitted(saved: Config, overrides: list[str]) -> Config:
     return config
 
 
+def _is_in(key: str, typed: Iterable[str]) -> bool:
+    """Return whether a key of a group was typed, or is inside one whose value is a dict."""
+    return any("." in one and f"{key}.".startswith(f"{one}.") for one in typed)
+
+
 def changes(saved: Config, config: Config, overrides: list[str]) -> Transfer:
     """Return what differs between the configs of a training and of an evaluation, in the order of the config.
 
@@ -122,7 +127,7 @@ def changes(saved: Config, config: Config, overrides: list[str]) -> Transfer:
         for key in dict.fromkeys([*b, *a])
         if a.get(key) != b.get(key)
         and key != "resume"
-        and (key in chosen or key.split(".")[0] not in chosen or (key in typed and key in b))
+        and (key in chosen or key.split(".")[0] not in chosen or (key in b and _is_in(key, typed)))
     ]
     source = tuple(f"{key}={as_typed(a[key])}" for key in different if key in a)
     return Transfer(source=source, target=tuple(f"{key}={as_typed(b[key])}" for key in different if key in b))

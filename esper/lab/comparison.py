@@ -35,7 +35,7 @@ from esper.stats.paired import Difference
 from esper.stats.power import PlannedTest
 from esper.stats.verdict import NOT_NORMAL, Conclusion, PairResult, compare_arms
 from esper.telemetry.tags import in_terms_of
-from esper.training.provenance import code_version
+from esper.training.provenance import versions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -367,7 +367,7 @@ def _rescored(runs: Sequence[Run], scoring: Scoring) -> list[str]:
     stored = {str(path): read_scores(run, path)["esper"] for run, path in files}
     shown = (*POLICIES, *scoring.baselines)
     found = {path: [version for name, version in one.items() if name in shown] for path, one in stored.items()}
-    return mixed(found | {"this command": [code_version()]}, "scored", "remove the files, and the runs are scored again")
+    return mixed(found | {"this command": [versions()]}, "scored", "remove the files, and the runs are scored again")
 
 
 def _paid_alike(runs: Sequence[Run], overrides: Sequence[str]) -> bool:

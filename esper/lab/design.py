@@ -189,6 +189,11 @@ class Design:
                     f"{folder} holds an experiment that differs in {changes}: choose another hydra.sweep.dir, or resume it with: "
                     f"{command_of(old, folder)}"
                 )
+            if [*self.arms] != [*old.arms]:
+                raise ConfigError(
+                    f"{folder} holds an experiment with its arms in the order {', '.join(old.arms)}, and baselines grow the hosts "
+                    f"of the first: keep it, or choose another hydra.sweep.dir; resume it with: {command_of(old, folder)}"
+                )
             if self.blocks < old.blocks:
                 raise ConfigError(f"{folder} has {old.blocks} blocks, more than blocks={self.blocks}: set blocks={old.blocks}")
         folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from esper.agent.scripted.replay import Replay, Topology, topologies
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.checkpoint import load_run
 from esper.cli.transfer import changes, transferred
-from esper.config import GROUPS, Config, ConfigError, standalone_agents
+from esper.config import GROUPS, Config, ConfigError, root_key, standalone_agents
 from esper.env.actions import EnvSpec
 from esper.env.base import Environment, EpisodeRecord
 from esper.env.episode import Episode
@@ -37,7 +37,7 @@ from esper.training.config_io import from_plain
 from esper.training.environment import build_env
 from esper.training.estimate import check_memory
 from esper.training.play import play
-from esper.training.resume import find_checkpoint
+from esper.training.resume import find_checkpoint, warn_of_other_data
 
 ORACLE = "oracle schedule by kind"
 """Name of the best schedule of one seed for each kind of host, chosen on other hosts."""
@@ -173,7 +173,7 @@ class Evaluation:
     ) -> "Evaluation":
         """Build the evaluation of a checkpoint: a file, or the newest one in the folder of a run."""
         state = load_run(find_checkpoint(checkpoint, "checkpoint"))
-        return Evaluation(
+        found = Evaluation(
             from_plain(state["config"]),
             state["agent"],
             hosts=hosts,
@@ -183,6 +183,9 @@ class Evaluation:
             env_state=state["env"],
             updates=state["update"],
         )
+        if not any(root_key(override) in ("task", "host") for override in overrides):
+            warn_of_other_data(state, found.env.hparams())
+        return found
 
     def measure(self, latency: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """Take this measurement of latency, or measure it now if the reward needs it, and return it; None if it does not."""

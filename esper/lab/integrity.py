@@ -27,16 +27,39 @@ def check_runs(runs: Sequence[Run], folders: Sequence[Path]) -> list[str]:
             raise ConfigError(f"{run.folder} is a copy of {twin.folder}: remove one of them, or compare only one")
     by_folder = {run.folder: run for run in runs if run.updates}
     warnings: list[str] = []
+    arms: dict[str, tuple[list[str], Path]] = {}
     for folder in (folder for folder in folders if (folder / FILE).exists()):
         design = Design.load(folder)
+        _refuse_namesakes(design, arms, folder)
         for cell in design.cells:
             if run := by_folder.get(folder / cell.folder):
                 _check_cell(run, cell, design.digest)
         others = {path.parent for path in folder.glob(f"*/*/{CHECKPOINTS}")} - {folder / cell.folder for cell in design.cells}
         warnings += [f"{other} is not a run of this experiment and was left out: move it elsewhere" for other in sorted(others)]
-    return warnings + mixed(
-        {str(run.folder): _versions(run) for run in runs if run.updates}, "trained", "train the runs of one version again"
-    )
+    versions = {str(run.folder): _versions(run) for run in runs if run.updates}
+    return warnings + _other_data(runs) + mixed(versions, "trained", "train the runs of one version again")
+
+
+def _other_data(runs: Sequence[Run]) -> list[str]:
+    """Return a warning for every task whose data changed between its runs."""
+    tasks: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for run in (run for run in runs if run.data):
+        task = {key: value for key, value in run.config.items() if key.split(".")[0] in ("task", "host")}
+        tasks.setdefault(repr(task), {})[str(run.folder)] = [(run.data, run.data)]
+    return [
+        f"runs of one task were trained on different data (fingerprint {shown}): restore the data, and train the others again"
+        for found in tasks.values()
+        for shown in _differing(found)
+    ]
+
+
+def _refuse_namesakes(design: Design, arms: dict[str, tuple[list[str], Path]], folder: Path) -> None:
+    """Raise ConfigError if an earlier experiment has another arm of the same name; else add the arms of this one."""
+    for arm, overrides in design.arms.items():
+        first, other = arms.setdefault(arm, (overrides, folder))
+        if first != overrides:
+            one, two = (" ".join(each) or "the default" for each in (first, overrides))
+            raise ConfigError(f"arm {arm} is {one} in {other}, and {two} in {folder}: compare these experiments one by one")
 
 
 def _check_cell(run: Run, cell: Cell, plan: str) -> None:
@@ -52,10 +75,15 @@ def _check_cell(run: Run, cell: Cell, plan: str) -> None:
             f"{run.folder / provenance.FILE} names {found}, and {FILE} holds plan {plan[:12]}: restore the changed file, or "
             "remove the run and repeat the command of the experiment"
         )
-    for key, value in _asked(cell.overrides).items():
+    check_values(run, cell.overrides, FILE, remedy)
+
+
+def check_values(run: Run, overrides: Sequence[str], source: str, remedy: str) -> None:
+    """Raise ConfigError if a run was not trained with the values of these overrides, which come from this file."""
+    for key, value in _asked(overrides).items():
         if key in run.config and not _equal(run.config[key], value):
             raise ConfigError(
-                f"{run.folder} was trained with {key}={run.config[key]}, and {FILE} says {key}={value}, so it is another run: "
+                f"{run.folder} was trained with {key}={run.config[key]}, and {source} says {key}={value}, so it is another run: "
                 f"{remedy}"
             )
 
@@ -79,26 +107,49 @@ def _versions(run: Run) -> list[dict[str, Any]]:
 
 
 def mixed(versions: Mapping[str, Sequence[dict[str, Any]]], done: str, remedy: str) -> list[str]:
-    """Return a warning if files come from different code versions.
+    """Return warnings if files come from different code versions, or from different sources of a plugin.
 
     Args:
         versions: code versions by name of the file or folder.
         done: what was done with this code, as in "trained".
         remedy: what to do about it.
     """
+    sources = {
+        name: [(str(one.get("source") or one.get("commit")), _label(one)) for one in found] for name, found in versions.items()
+    }
+    warnings = [
+        f"{done} by different code versions, whose numbers may differ ({shown}): {remedy}" for shown in _differing(sources)
+    ]
+    plugins = [
+        (name, plugin, digest)
+        for name, found in versions.items()
+        for one in found
+        for plugin, digest in one.get("plugins", {}).items()
+    ]
+    for plugin in dict.fromkeys(plugin for _, plugin, _ in plugins):
+        digests: dict[str, list[tuple[str, str]]] = {}
+        for name, other, digest in plugins:
+            if other == plugin:
+                digests.setdefault(name, []).append((digest, digest[:6]))
+        warnings += [f"{done} with different sources of the plugin {plugin} ({shown}): {remedy}" for shown in _differing(digests)]
+    return warnings
+
+
+def _differing(sources: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
+    """Return which files come from which source, in words, if they come from several.
+
+    Args:
+        sources: sources by name of the file or folder, each with its label.
+    """
     names: dict[str, list[str]] = {}
     labels: dict[str, str] = {}
-    for name, found in versions.items():
-        for version in found:
-            source = str(version.get("source") or version.get("commit"))
-            labels[source] = _label(version)
+    for name, found in sources.items():
+        for source, label in found:
+            labels[source] = label
             if name not in names.setdefault(source, []):  # several processes may have worked on a run
                 names[source].append(name)
-    if len(names) < 2:
-        return []
     ordered = sorted(names, key=lambda source: -len(names[source]))
-    shown = "; ".join(f"{labels[source]}: {_some(names[source])}" for source in ordered)
-    return [f"{done} by different code versions, whose numbers may differ ({shown}): {remedy}"]
+    return ["; ".join(f"{labels[source]}: {_some(names[source])}" for source in ordered)] if len(names) > 1 else []
 
 
 def _label(version: Mapping[str, Any]) -> str:

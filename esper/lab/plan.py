@@ -23,7 +23,7 @@ from esper.lab.runs import OUTCOMES, TRAINING, CompareConfig, Run, defines_retur
 from esper.stats.paired import MIN_BLOCKS
 from esper.sweeps import BlocksConfig
 from esper.training.config_io import flat, to_plain
-from esper.training.provenance import code_version
+from esper.training.provenance import versions
 
 LOOKS = "looks.jsonl"
 """Name of the file in the folder of an experiment with a line for every comparison."""
@@ -314,7 +314,7 @@ def record_look(folders: Sequence[Path], runs: Sequence[Run], look: dict[str, An
         DiskError: the disk refused.
     """
     finished = [run.folder for run in runs if run.finished]
-    about = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "code": code_version(), "finished_runs": len(finished)}
+    about = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "code": versions(), "finished_runs": len(finished)}
     for folder in folders:
         own = [str(run.relative_to(folder)) for run in finished if run.is_relative_to(folder)]
         line = json.dumps({**about, "runs": own, **look})

@@ -23,7 +23,7 @@ from esper.lab.evaluation import ONLINE
 from esper.lab.figures import Drawing, draw, page_links
 from esper.lab.forest import Row, forest
 from esper.lab.runs import OUTCOMES
-from esper.lab.tables import blocks_of, grown, latex, p_of, tested, varies
+from esper.lab.tables import blocks_of, grown, latex, p_of, spreads, tested, varies
 from esper.telemetry.seed_table import HEAD as HEADS
 from esper.telemetry.seed_table import TITLE, legend_of, rows_of
 from esper.telemetry.tags import in_terms_of
@@ -136,7 +136,7 @@ def _cells(row: Any) -> list[str]:
     return [
         f"{row.first} - {row.second}",
         blocks_of(row),
-        _interval(row.mean, *(row.low, row.high) if row.spread else (row.mean, row.mean)),
+        _interval(row.mean, *(row.low, row.high) if spreads(row) else (row.mean, row.mean)),
         _interval(row.iqm, *(row.iqm_low, row.iqm_high) if row.spread else (row.iqm, row.iqm)),
         f"{row.improvement:.2f}" if known else "",
         p_of(p) if known else "",

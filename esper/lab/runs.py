@@ -152,6 +152,8 @@ class Run:
     """Values by dotted key."""
     digest: str = ""
     """SHA-256 in its newest checkpoint."""
+    data: str = ""
+    """Fingerprint of its data, empty if it trains no hosts."""
     listed: bool = False
     """True if an earlier comparison found it finished."""
 
@@ -237,7 +239,8 @@ def _read(folder: Path, arm: str, block: int, seed: int = 0) -> Run:
     newest = Checkpoints(folder / CHECKPOINTS).latest()
     if newest is None:
         return Run(arm=arm, block=block, folder=folder, seed=seed)
-    plain = load_run(newest)["config"]
+    state = load_run(newest)
+    plain = state["config"]
     return Run(
         arm=arm,
         block=block,
@@ -247,6 +250,7 @@ def _read(folder: Path, arm: str, block: int, seed: int = 0) -> Run:
         updates=plain["values"]["updates"],
         config=flat(plain),
         digest=digest_of(newest),
+        data=str(state["hparams"].get("data", "")),
     )
 
 

@@ -31,7 +31,7 @@ from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, TRAINING, Run, recor
 from esper.plugins import load_plugins, named_plugins
 from esper.telemetry.text import counted, duration
 from esper.training.config_io import flat, from_plain, to_plain
-from esper.training.provenance import code_version
+from esper.training.provenance import versions
 from esper.training.resume import find_checkpoint
 from esper.training.run_folder import writing_reports
 
@@ -118,6 +118,8 @@ def _score(scoring: Scoring, run: Run, cores: int | None, plugins: Sequence[str]
 def scored_file(run: Run, hosts: int, overrides: Sequence[str] = ()) -> Path:
     """Return the path of the outcomes of a run on this many held-out hosts."""
     parts = ["scored", f"{run.updates:06d}", str(hosts), "hosts", *filter(None, [slug(overrides)])]
+    if parts[-1] != "_".join(overrides) and overrides:  # other overrides may look alike in a file name
+        parts.append(fingerprint(json.dumps([*overrides]))[:7])
     return run.folder / f"{'_'.join(parts)}.json"
 
 
@@ -202,7 +204,7 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
         scored["choice"] = {**(scored["choice"] or {}), **choice} or None
         new = {"static" if name == REPLAY else name: values for name, values in grown.items()}
         scored["rows"] |= new
-        scored["esper"] |= dict.fromkeys(new, code_version())
+        scored["esper"] |= dict.fromkeys(new, versions())
         write_whole(path, json.dumps({**scored, "sha256": _digest(scored)}) + "\n")
     return scored["rows"]
 

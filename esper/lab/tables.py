@@ -1,5 +1,6 @@
 """Tables of a comparison for other programs: one row per held-out host, and the differences in LaTeX."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields
 from math import isfinite
@@ -88,7 +89,7 @@ def blocks_of(row: Any) -> str:
 
 
 def p_of(value: float) -> str:
-    """Return a p value as text; below 0.0001 its digits mean nothing, as 0 for differences that do not vary."""
+    """Return a p value as text."""
     return "< 0.0001" if value < 0.0001 else f"{value:.3g}"
 
 
@@ -99,7 +100,12 @@ def tested(row: Any) -> bool:
 
 def varies(row: Any) -> bool:
     """Return whether a row has differences that vary: at least two blocks, and not 0 in all of them."""
-    return row.blocks >= 2 and not row.mean == row.spread == 0
+    return row.blocks >= 2 and (row.mean != 0 or spreads(row))
+
+
+def spreads(row: Any) -> bool:
+    """Return whether the differences of a row vary, or would in the worst cases of missing runs."""
+    return row.spread > 0 or 0 < row.high - row.low < math.inf
 
 
 def latex(differences: pd.DataFrame) -> str:

@@ -20,11 +20,13 @@ from esper.checkpoint import write_whole
 from esper.config import ConfigError
 from esper.lab.design import Cell, fingerprint
 from esper.lab.evaluation import ONLINE
+from esper.lab.integrity import check_values
 from esper.lab.runs import OUTCOMES, defines_return, find_runs, unknown_outcome
 from esper.lab.scoring import score
 from esper.lab.search_space import BASELINE, SearchSpace
 from esper.seeding import stream
 from esper.stats.intervals import Interval, mean_interval
+from esper.sweeps import TuneConfig
 from esper.telemetry.text import counted
 
 FILE = "tuning.json"
@@ -146,6 +148,7 @@ class Tuning:
         values: list[float] = []
         for cell in self.space.cells({arm: overrides}):
             (run,) = find_runs([self.folder / cell.folder])
+            check_values(run, cell.overrides, FILE, "remove it, and repeat the command of the tuning")
             scores = score(run, self.space.config.score_hosts, online=self.outcome.name == ONLINE)
             value = scores.get(self.outcome.name, float("nan"))
             if not np.isfinite(value):
@@ -181,7 +184,12 @@ class Tuning:
             return [*lines, "no trial gained anything over the baseline"]
         common = [override for override in self.space.common if not override.startswith("sweep=")]
         arms = f'arms={{{BASELINE}: "", tuned: {json.dumps(" ".join(best.overrides))}}}'
-        arguments = ["-m", "sweep=ab", arms, "blocks=12", f"root={self.space.config.root + 1}", *common]
+        asked, usual = self.space.config, TuneConfig()
+        # A tuning by validation accuracy keeps the test samples for the experiment, whose default is test accuracy.
+        claims = [
+            f"{key}={getattr(asked, key)}" for key in ("outcome", "score_hosts") if getattr(asked, key) != getattr(usual, key)
+        ]
+        arguments = ["-m", "sweep=ab", arms, "blocks=12", f"root={self.space.config.root + 1}", *claims, *common]
         return [
             *lines,
             f"the best of {len(ran)} trials is biased upwards; test it on new seeds: "

@@ -111,6 +111,7 @@ def controllers(report: Mapping[str, Any]) -> list[list[str]]:
     with 95 % intervals, paired by host. Searches, which train each host several times, come last."""
     hosts: Mapping[str, Mapping[str, Sequence[float]]] = report["hosts"]
     rows: list[list[str]] = []
+    search_by = report.get("settings", {}).get("search_by", "return")
     for name in sorted(hosts, key=lambda name: (name.startswith(PREFIX), -float(np.mean(hosts[name]["return"])))):
         one, cells = hosts[name], [name.partition(" (")[0]]
         for outcome in ("return", "accuracy"):
@@ -118,19 +119,25 @@ def controllers(report: Mapping[str, Any]) -> list[list[str]]:
                 _number(one.get(outcome, []), 1),
                 _over(one.get(outcome, []), hosts.get("policy", {}).get(outcome, []), name),
             ]
-        cells += [_number(one.get("parameters", []), 0), _number(one.get("flops", []), 0), meaning(name)]
+        cells += [_number(one.get("parameters", []), 0), _number(one.get("flops", []), 0), meaning(name, search_by)]
         rows.append(cells)
     return rows
 
 
-def meaning(name: str) -> str:
-    """Return what a controller is, in the words of its class; for a search or schedule what it chose."""
+def meaning(name: str, search_by: str = "return") -> str:
+    """Return what a controller is, in the words of its class; for a search or schedule what it chose.
+
+    Args:
+        name: name of the controller in an evaluation.
+        search_by: what searches choose by: return or validation.
+    """
     if name in MEANINGS:
         return MEANINGS[name]
     if name.startswith(PREFIX):
         count = name.rpartition("_")[2]
         spent = f"as much training of each host as {count} times" if count.isdecimal() else "all of its candidates for each host"
-        return f"a search, not a controller: {spent}, of which the best is kept. It chooses by the return, so compare accuracies"
+        by = "validation accuracy, so compare test accuracies" if search_by == "validation" else "return, so compare accuracies"
+        return f"a search, not a controller: {spent}, of which the best is kept. It chooses by the {by}"
     short, _, chosen = name.partition(" (")
     found = GROUPS["agent"].get(short)
     text = inspect.getdoc(found) or "" if found else ""

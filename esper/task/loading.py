@@ -7,7 +7,7 @@ from esper.task.base import Task, TaskConfig
 from esper.task.data import DataError, TaskError
 from esper.task.table import TASKS
 
-_loaded: dict[tuple[str, str, int], Task] = {}
+_loaded: dict[tuple[str, str, tuple[int, int]], Task] = {}
 OWN = ("file", "folder")
 """Keys of tasks that name data of the user's own."""
 
@@ -30,8 +30,8 @@ def load_task(config: TaskConfig, host: HostConfig) -> Task:
     return _loaded[key]
 
 
-def _changed(config: TaskConfig) -> int:
-    """Return when the user's file, or the newest entry of the folder, was changed, as a notebook may do [ns]."""
+def _changed(config: TaskConfig) -> tuple[int, int]:
+    """Return how many files and folders the user's data has, and when the newest was changed [ns]: a notebook may change them."""
     named = [Path(place) for name in OWN if isinstance(place := getattr(config, name, None), str | Path)]
-    paths = [path for place in named for path in (place, *(place.iterdir() if place.is_dir() else ()))]
-    return max((path.stat().st_mtime_ns for path in paths if path.exists()), default=0)
+    paths = [path for place in named for path in (place, *place.rglob("*")) if path.exists()]
+    return len(paths), max((path.stat().st_mtime_ns for path in paths), default=0)

@@ -18,6 +18,7 @@ from typing import Any
 
 from esper.checkpoint import DiskError, write_whole
 from esper.config import ConfigError
+from esper.plugins import plugin_digests
 from esper.training.interrupt import Stopped
 
 FILE = "run.json"
@@ -51,6 +52,12 @@ def code_version() -> dict[str, Any]:
         "commit": git("rev-parse", "HEAD") if tracked else None,
         "changed": None if changed is None else bool(changed),
     }
+
+
+def versions() -> dict[str, Any]:
+    """Return `code_version`, with the digests of the plugins of this process under "plugins" where there are any."""
+    plugins = plugin_digests()
+    return code_version() | ({"plugins": plugins} if plugins else {})
 
 
 def installed(name: str) -> str | None:
@@ -116,7 +123,7 @@ class Provenance:
             "data": data,
             "mistakes": list(mistakes),
             "python": platform.python_version(),
-            "esper": code_version(),
+            "esper": versions(),
             "libraries": {name: installed(name) for name in LIBRARIES},
             "first_update": update,
             "updates": update,

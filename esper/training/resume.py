@@ -1,5 +1,6 @@
 """Resuming a run: its newest checkpoint, and its config with the changes that the command asks for."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,12 +90,19 @@ def check_data(state: Mapping[str, Any], found: Mapping[str, object]) -> None:
     Raises:
         ConfigError: the data differ.
     """
-    for name, now in found.items():
-        before = state["hparams"].get(name, now)
-        if before != now:
-            raise ConfigError(
-                f"the run was started on other data (fingerprint {before}, now {now}): restore the data, or start a new run"
-            )
+    if changed := _other_data(state, found):
+        raise ConfigError(f"the run was started on {changed}: restore the data, or start a new run")
+
+
+def warn_of_other_data(state: Mapping[str, Any], found: Mapping[str, object]) -> None:
+    """Warn if a policy is evaluated on other data than it was trained on, though the task has the same name; see `check_data`."""
+    if changed := _other_data(state, found):
+        warnings.warn(f"the policy was trained on {changed}: restore the data", stacklevel=3)
+
+
+def _other_data(state: Mapping[str, Any], found: Mapping[str, object]) -> str:
+    changed = [(before, now) for name, now in found.items() if (before := state["hparams"].get(name, now)) != now]
+    return "".join(f"other data (fingerprint {before}, now {now})" for before, now in changed[:1])
 
 
 def continued(config: Config, overrides: Sequence[str]) -> Config:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli.overrides import check, check_over
-from esper.cli.transfer import Transfer, changes, is_run_override, transferred
+from esper.cli.transfer import Transfer, changes, fitted, is_run_override, transferred
 from esper.config import Config, ConfigError
 from esper.evaluate import main, parse
 from esper.lab.evaluation import Evaluation
@@ -129,6 +129,11 @@ def test_a_transfer_names_both_settings() -> None:
     again = changes(saved(), transferred(saved(), ["task=digits"]), ["task=digits"])  # the same choice, with its defaults
     assert again.title == "transfer from task.valid_samples=100 to task.valid_samples=0"
     assert again.slug == "task.valid_samples=0"
+
+
+def test_a_dict_in_a_named_group_is_a_change() -> None:
+    overrides = ["task=mnist5k", "blueprint=[norm]", "task.events={kinds:[invert]}"]
+    assert "task.events.kinds=[invert]" in changes(saved(), fitted(saved(), overrides), overrides).target
 
 
 def test_another_seed_is_no_transfer_but_another_file() -> None:

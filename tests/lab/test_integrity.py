@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,34 @@ def test_mixed_code_versions_are_a_warning(experiment: Path, tmp_path: Path) -> 
     (warning,) = check_runs(find_runs([copy]), [copy])
     assert "trained by different code versions, whose numbers may differ" in warning
     assert f"012345678: {copy}/sparse/block-00" in warning
+
+
+def test_other_sources_of_a_plugin_are_a_warning() -> None:
+    """A command that knows a plugin which others do not need is none."""
+    code = {"commit": "a" * 9, "source": "a"}
+    old, new = ({**code, "plugins": {"mine": digest * 9}} for digest in "bc")
+    assert mixed({"x": [old, old], "y": [code]}, "scored", "remedy") == []
+    (line,) = mixed({"x": [old], "y": [code], "z": [new]}, "scored", "remedy")
+    assert line == "scored with different sources of the plugin mine (bbbbbb: x; cccccc: z): remedy"
+
+
+def test_other_data_of_the_same_task_are_a_warning(experiment: Path) -> None:
+    """Another split is another task."""
+    first, *others = find_runs([experiment])
+    assert first.data
+    (warning,) = check_runs([replace(first, data="1" * 16), *others], [])
+    more = sum(run.data == first.data for run in others) - 1
+    assert f"different data (fingerprint {first.data}: {others[0].folder} and {more} more; {'1' * 16}: {first.folder})" in warning
+    assert check_runs([replace(first, data="1" * 16, config=first.config | {"task.split_seed": 3}), *others], []) == []
+
+
+def test_arms_of_one_name_must_be_alike(tmp_path: Path) -> None:
+    for name, rent in (("one", 1), ("two", 2), ("three", 1)):
+        design({"base": [], "mine": [f"reward.rent={rent}"]}, blocks=2, root=rent).save(tmp_path / name)
+    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
+    assert check_runs([], [one, three]) == []
+    with pytest.raises(ConfigError, match=rf"arm mine is reward.rent=1 in {one}, and reward.rent=2 in {two}: compare these"):
+        check_runs([], [one, two])
 
 
 def test_the_same_loose_run_twice_is_refused(experiment: Path, tmp_path: Path) -> None:

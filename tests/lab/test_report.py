@@ -125,7 +125,7 @@ def test_outcomes_that_do_not_vary_have_no_interval(monkeypatch: pytest.MonkeyPa
     same = S.compare([], CompareConfig(baselines=["wait"], final=True))
     row = next(table["rows"][-1] for table in tables(same) if "in parameters" in table["caption"])
     assert row[2:4] == ["19.80, no spread"] * 2
-    assert row[5:7] == ["0.005", "< 0.0001"], "the margin is 20"
+    assert row[5:7] == ["0.000488", "< 0.0001"], "the margin is 20"
 
 
 @pytest.mark.usefixtures("found")
@@ -139,10 +139,21 @@ def test_there_is_no_p_value_where_nothing_was_tested(monkeypatch: pytest.Monkey
     (accuracy,) = [table for table in tables(one) if table["caption"].startswith("Differences in accuracy [pp]")]
     assert accuracy["rows"][0][2:7] == ["too few blocks", "too few blocks", "", "", ""]
     monkeypatch.setattr(J, "score", lambda run, *_, **__: dict.fromkeys(OUTCOMES, 60.0 if run.block < 3 else float("nan")))
-    for few in (differences(same), differences(one), differences(S.compare([], CompareConfig(baselines=["wait"])))):
+    whole = differences(same).query("missing == 0")
+    for few in (whole, differences(one), differences(S.compare([], CompareConfig(baselines=["wait"])))):
         arms = few[few["second"] != "wait"]
         assert arms[["p", "p_equivalence"]].isna().all(axis=None)
         assert arms[["p_holm", "p_equivalence_holm"]].isna().all(axis=None)
+
+
+@pytest.mark.usefixtures("found")
+def test_worst_cases_of_a_missing_run_are_shown_where_all_others_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(J, "score", lambda *_, **__: dict.fromkeys(OUTCOMES, 60.0))
+    same = S.compare([], CompareConfig(baselines=["wait"], final=True))
+    (accuracy,) = [table for table in tables(same) if table["caption"].startswith("Differences in accuracy [pp]")]
+    assert [row[1] for row in accuracy["rows"]][:2] == ["11 (1 with a missing run)", "12"]
+    assert re.fullmatch(r"0\.00, -[\d.]+ to [\d.]+", accuracy["rows"][0][2])
+    assert accuracy["rows"][0][5] == "1"
 
 
 @pytest.mark.usefixtures("found")

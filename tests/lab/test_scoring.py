@@ -79,6 +79,13 @@ def test_scores_keep_the_code_version_of_each_controller(
     assert any("scored by different code versions" in one for one in compare([folder], CompareConfig(hosts=2)).warnings)
 
 
+def test_overrides_that_look_alike_in_a_name_have_files_of_their_own() -> None:
+    run = Run(arm="a", block=0, folder=Path())
+    names = [scored_file(run, 2, [f"task.folder=/data/set{mark}a"]).name for mark in "/_"]
+    assert len({*names}) == 2
+    assert scored_file(run, 2, ["steps=9", "hosts=4"]).name == "scored_000000_2_hosts_steps=9_hosts=4.json"
+
+
 def test_what_hosts_learn_is_what_their_task_builds(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = next(run for run in find_runs([experiment]) if run.finished)
     assert objective_of(run) == CLASSIFICATION

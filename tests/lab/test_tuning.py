@@ -107,6 +107,9 @@ def test_the_command_that_confirms_the_best_composes(tmp_path: Path) -> None:
     assert plain.agent == again.agent != tuned.agent
     assert {job.task.instances for job in (plain, tuned, again)} == {plain.task.instances}
     assert made.space.seeds[0] != plain.seed
+    assert " outcome=accuracy score_hosts=4 " in made.table()[-1], "as in the tuning"
+    usual = run(tuning(tmp_path / "usual", "task.instances=healthy", trials=12, outcome="validation", score_hosts=96))
+    assert not {"outcome", "score_hosts"} & {word.partition("=")[0] for word in shlex.split(usual.table()[-1])}
 
 
 def test_a_folder_holds_one_tuning(tmp_path: Path) -> None:

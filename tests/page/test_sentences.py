@@ -236,6 +236,7 @@ def test_the_table_of_controllers_compares_with_the_policy() -> None:
     assert found[0][1:7] == ["60.5", "+10.0 ± 0.0", "60.5", "+10.0 ± 0.0", "50", "2,000"]
     assert found[1][2] == ""
     assert meaning("heuristic") == "takes the first action that applies: prune, fossilize, advance, germinate, wait"
+    assert meaning("search_random_4", "validation").endswith("It chooses by the validation accuracy, so compare test accuracies")
     assert meaning("one_seed (conv in r0c0)") == "conv in r0c0"
     searched = controllers(report(4, policy=50, search_random_8=90, wait=40))
     assert [row[0] for row in searched] == ["policy", "wait", "search_random_8"], "it trains a host eight times"

@@ -9,6 +9,7 @@ from esper.hosts.cnn import CNNConfig
 from esper.hosts.transformer import TransformerConfig
 from esper.task.data import IGNORED, TaskError
 from esper.task.image_folder import ImageFolderConfig
+from esper.task.loading import load_task
 from esper.task.text_folder import TextFolderConfig
 
 # ---- images
@@ -48,6 +49,15 @@ def test_a_folder_of_classes_is_split_in_three(tmp_path):
     assert set().union(*sets) == {(kind, number) for kind in (0, 1) for number in range(1, 26)}
     assert images(tmp_path).fingerprint() == data.fingerprint()
     assert images(tmp_path, split_seed=1).fingerprint() != data.fingerprint()
+
+
+def test_a_new_image_deep_in_a_folder_is_noticed(tmp_path):
+    paint(tmp_path, 9)
+    config = ImageFolderConfig(folder=str(tmp_path), size=8, batch_size=4)
+    first = load_task(config, CNNConfig())
+    assert load_task(config, CNNConfig()) is first
+    draw(tmp_path / "dog" / "more" / "later.png", (0, 255, 0))
+    assert load_task(config, CNNConfig()) is not first
 
 
 def test_sets_without_classes_are_not_taken_for_classes(tmp_path):
