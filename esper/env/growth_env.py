@@ -327,7 +327,8 @@ class GrowthEnv(Environment):
         probe = self.config.potential and self.time % PROBE_EVERY == 0
         retired_N = self.guard.health.retired_N
         report, measured, potential_NSK = self.pool.epoch(self.time, asked.alpha_VNS, probe=probe, retired_N=retired_N)
-        self.potential_NSK = potential_NSK if probe else self.potential_NSK
+        if probe:  # a retired host is at its snapshot, however the hosts beside it trained
+            self.potential_NSK = np.where(retired_N[:, None, None], self.potential_NSK, potential_NSK)
         seen = worth(asked, measured)
         measured_NS = ~np.isnan(seen.contribution_NS)
         last_NS = np.where(before.fresh, before.contribution, np.float32(np.nan))

@@ -56,7 +56,7 @@ class Pretrained:
     host: HostConfig
     optimiser: OptimiserConfig
     devices: Mapping[str, DeviceConfig]
-    """Devices of the run; the first one trains the pools."""
+    """Devices of the run; see `_place`."""
     pools: dict[tuple[int, Split], list[nn.Module]] = field(default_factory=lambda: dict[tuple[int, Split], list[nn.Module]]())
     """The pools used so far, by root seed and split."""
 
@@ -88,9 +88,8 @@ class Pretrained:
 
     def _train(self, pool: HostSampler, hosts: Sequence[nn.Module], views: Sequence[DataView]) -> list[State]:
         """Train the hosts of a pool, and return their states."""
-        name, members = self._place()
-        epochs, finite_P = self.task.config.pretrain, np.ones(len(hosts), np.bool_)
-        devices = {name: DeviceConfig(members_per_shard=members, precision=self.devices[name].precision)}
+        name, place = self._place()
+        epochs, finite_P, devices = self.task.config.pretrain, np.ones(len(hosts), np.bool_), {name: place}
         parts = PoolParts(task=self.task, blueprints=(), devices=devices, num_hosts=len(hosts), optimiser=self.optimiser)
         shards = ShardPool(parts)
         shards.start(pool, views, hosts)
@@ -107,21 +106,26 @@ class Pretrained:
             )
         return states
 
-    def _place(self) -> tuple[str, int]:
-        """Return the device that trains the pools, and the number of hosts per shard: 1 if they cannot be fused."""
+    def _place(self) -> tuple[str, DeviceConfig]:
+        """Return the device that trains the pools: the first one, or the CPU if only the workers of a cluster have that."""
         name, config = next(iter(self.devices.items()))
-        return name, 1 if config.members_per_shard == 1 else MEMBERS
+        members = 1 if config.members_per_shard == 1 else MEMBERS  # hosts that cannot be fused have 1
+        try:
+            find_device(name)
+        except ValueError:
+            return "cpu", DeviceConfig(members_per_shard=members)
+        return name, DeviceConfig(members_per_shard=members, precision=config.precision)
 
     def _digest(self, pool: HostSampler, hosts: Sequence[nn.Module], views: Sequence[DataView]) -> str:
         """Return a hash of all that determines a pool: task, host, names, device, initial weights and training data."""
-        (name, members), task = self._place(), self.task
-        device = find_device(name)
+        (name, place), task = self._place(), self.task
+        device, members = find_device(name), place.members_per_shard
         chip = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
         facts = [FORMAT, torch.__version__, chip, members, task.config.pretrain, pool.root, str(pool.split)]
         facts += [task.batch_size, task.epoch_samples, task.augmentation, task.data.num_classes, task.objective]
         facts += [replace(self.optimiser, seeds=SeedSettingsConfig())]
         facts += [view.timetable for view in views if view.timetable]
-        precision = find_precision(name, self.devices[name].precision)
+        precision = find_precision(name, place.precision)
         facts += [precision] * (precision is not Precision.fp32)
         digest = hashlib.sha256(repr([*facts, replace(self.host, frozen=False)]).encode())
         with suppress(OSError, TypeError):  # a class without a file

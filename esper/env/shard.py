@@ -247,7 +247,7 @@ class Shard:
         targets_M = self.task.objective.num_targets(torch.cat([y_MB for _, y_MB in parts], 1))
         losses = torch.zeros(self.members, device=self.device)
         for place, (x, y_MB) in enumerate(parts):
-            first = hooks if place == 0 else None  # the samples that it would capture of the whole batch
+            first = hooks if place == 0 else None  # as of the whole batch, unless a slot needs more samples than a part has
             losses += network.backward(x, y_MB, first, targets_M) if last else network.teach(x, y_MB, targets_M)
         return losses
 

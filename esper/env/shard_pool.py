@@ -18,6 +18,7 @@ from esper.env.host_pool import Epoch, HostPool, PoolParts, joined
 from esper.env.host_sampler import EpochOrder, HostSampler
 from esper.env.member_data import place_data
 from esper.env.shard import CPU_MEMBERS, CPU_TRAINED, Shard
+from esper.fusion.precision import computed_in
 from esper.growth.grown import GrownNetwork, KeptSeed
 from esper.lifecycle.roles import Blend, Roles
 from esper.measure.costs import Meter, Price
@@ -145,7 +146,9 @@ class ShardPool(HostPool):
 
     def latency(self, host: nn.Module, used_S: npt.NDArray[np.bool_], samples: Tensor) -> Price:
         """See `HostPool.latency`."""
-        return measure_latency(host, self.parts.blueprints, used_S, samples, self.places[0][0])
+        device = self.places[0][0]
+        with computed_in(self._precision[device], device):
+            return measure_latency(host, self.parts.blueprints, used_S, samples, device)
 
     # ---- seeds and snapshots
 

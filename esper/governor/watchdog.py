@@ -30,7 +30,7 @@ class WatchdogConfig(GovernorConfig):
     """Multiple of the host's best loss that a divergent loss must exceed as well, above 1. Lower: earlier rollbacks."""
     deviations: float = 6.0
     """Spreads above the median of the last healthy losses beyond which a loss is suspect, above 0. The spread is 1.48
-    median absolute deviations. A suspect host gets no snapshot and may not grow. Lower: more suspects; inf: none."""
+    median absolute deviations. A suspect host gets no snapshot, and no action may grow it. Lower: more suspects; inf: none."""
     least_spread: float = 0.1
     """Minimum spread, as a share of the chance loss, at least 0. Higher: tolerates larger jumps of a steady host."""
     window: int = 20
@@ -80,7 +80,7 @@ class StrictWatchdogConfig(WatchdogConfig):
     """Multiple of the host's best loss that a divergent loss must exceed as well, above 1. Lower: earlier rollbacks."""
     deviations: float = 4.0
     """Spreads above the median of the last healthy losses beyond which a loss is suspect, above 0. The spread is 1.48
-    median absolute deviations. A suspect host gets no snapshot and may not grow. Lower: more suspects."""
+    median absolute deviations. A suspect host gets no snapshot, and no action may grow it. Lower: more suspects."""
     least_spread: float = 0.05
     """Minimum spread, as a share of the chance loss, at least 0. Higher: tolerates larger jumps of a steady host."""
     patience: int = 2
@@ -105,7 +105,7 @@ class TolerantWatchdogConfig(WatchdogConfig):
     """Multiple of the host's best loss that a divergent loss must exceed as well, above 1. Lower: earlier rollbacks."""
     deviations: float = math.inf
     """Spreads above the median of the last healthy losses beyond which a loss is suspect, above 0. The spread is 1.48
-    median absolute deviations. A suspect host gets no snapshot and may not grow. Lower: more suspects; inf: none."""
+    median absolute deviations. A suspect host gets no snapshot, and no action may grow it. Lower: more suspects; inf: none."""
     chance_share: float = 0.0
     """Distance to the chance loss, as a share of it, within which a good host is suspect, in [0, 1); 0: never."""
 

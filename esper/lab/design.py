@@ -191,7 +191,7 @@ class Design:
                 )
             if [*self.arms] != [*old.arms]:
                 raise ConfigError(
-                    f"{folder} holds an experiment with its arms in the order {', '.join(old.arms)}, and baselines grow the hosts "
+                    f"{folder} holds an experiment with its arms in the order {', '.join(old.arms)}, and baselines grow hosts "
                     f"of the first: keep it, or choose another hydra.sweep.dir; resume it with: {command_of(old, folder)}"
                 )
             if self.blocks < old.blocks:

@@ -34,6 +34,7 @@ nothing, and the number of kernels dominates.
 # J simple blueprints, F inputs of their last layers, P products of an input and an output
 
 import copy
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
 
@@ -54,7 +55,8 @@ SAMPLES = 4
 """Minimum number of samples per member, from the last batch of an epoch. Higher: less noise, more work; see
 benchmarks/README.md."""
 SPOTS = 4
-"""Minimum number of vectors per feature of a slot, so that the fit leaves a residual."""
+"""Minimum number of vectors per feature of a slot, so that the fit leaves a residual. A batch may have fewer: then the potential
+is too low, and unknown if there are no more vectors than features and a constant."""
 
 CPU_FEATURES, GPU_FEATURES = 2**18, 2**25
 """Maximum number of captured features per measurement. Higher: fewer kernels, whose intermediates leave the caches of a CPU."""
@@ -187,7 +189,7 @@ class SlotSensor:
     """
 
     def __init__(self, blueprints: Sequence[BlueprintConfig], slot: SlotSpec, device: torch.device | str) -> None:
-        self.blueprints, self.slot = tuple(blueprints), slot
+        self.blueprints, self.slot, self._warned = tuple(blueprints), slot, False
         able = [(k, one) for k, one in enumerate(blueprints) if one.plantable and one.obstacle(slot) is None]
         branches = {k: NewbornBranch(blueprint, slot, device) for k, blueprint in able}
         self.others = {k: branch for k, branch in branches.items() if branch.simple is None}
@@ -197,14 +199,28 @@ class SlotSensor:
         self.mask_PJ = _weights([one.last for one in simple.values()], slot.channels).to(device) if simple else None
 
     def measure(self, gradients: SlotGradients) -> Tensor:
-        """Return the growth potential `[M, K]`, NaN where the blueprint cannot grow.
+        """Return the growth potential `[M, K]`, NaN where the blueprint cannot grow, or where the fit explains any gradient.
 
         Raises:
             SeedError: the branch of a blueprint raised an error.
         """
+        vectors = gradients.grad[0].numel() // self.slot.channels
+        if vectors <= self.slot.channels + 1:
+            self._warn(vectors)
+            return torch.full((len(gradients.grad), len(self.blueprints)), torch.nan, device=gradients.grad.device)
         most = CPU_FEATURES if gradients.grad.device.type == "cpu" else GPU_FEATURES
         count = max(FEWEST, most // max(1, gradients.grad[0].numel()))
         return torch.cat([self._measure(part) for part in gradients.split(count)])
+
+    def _warn(self, vectors: int) -> None:
+        if not self._warned:
+            warnings.warn(
+                f"growth potential is unknown in slot {self.slot.name}: a batch has {vectors} vectors there, and it takes more "
+                f"than {self.slot.channels + 1}, one for each feature and one: raise task.batch_size, or lower "
+                "optimiser.micro_batches",
+                stacklevel=2,
+            )
+        self._warned = True
 
     def _measure(self, gradients: SlotGradients) -> Tensor:
         """Return the growth potential of some members."""

@@ -229,18 +229,18 @@ def _of_hosts(config: Config, task: Task, size: HostSize, hosts: int) -> dict[to
 
 def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str) -> list[Part]:
     """Return what the hosts of one device hold there."""
-    device, members = find_device(name), config.devices[name].members_per_shard
+    device, chosen = find_device(name), config.devices[name].members_per_shard
     batch, positions = min(task.batch_size, len(task.data.train_y)), task.data.positions
     copies = COPIES + 2 * (config.optimiser.tensors - 1)  # in use and in the snapshot
     on_cpu = device.type == "cpu"
     copied = not on_cpu and is_resident(task.data, config.devices[name].resident, capacity(device))
-    members = min(hosts, members or fitting_members(task.batch_size * size.layer))
+    members = min(hosts, chosen or fitting_members(task.batch_size * size.layer))
     active = min(hosts, members * available_cores()) if on_cpu else hosts  # hosts that train at the same time
     measured = active * size.widest * max(1, VALIDATION_BATCH // positions)
     measured = min(measured, available_cores() * CPU_FEATURES if on_cpu else max(GPU_FEATURES, active * size.widest))
     logits = min(active * batch * positions * task.data.num_classes, (available_cores() if on_cpu else 1) * LOGITS)
-    sensed = hosts * size.features * CAPTURED_BATCHES * batch * 2 * FLOAT
-    both = ("task.batch_size", f"devices.{name}.members_per_shard" if on_cpu and members else "hosts")
+    sensed = hosts * size.features * CAPTURED_BATCHES * batch * 2 * FLOAT * (SENSED + SENSED_EACH * len(config.blueprint))
+    both = ("task.batch_size", f"devices.{name}.members_per_shard" if on_cpu and chosen else "hosts")
     return [
         *([Part("the data", float(task.data.packed_bytes()), ())] if copied else []),
         Part("hosts", hosts * size.parameters * FLOAT * copies, ("hosts", _size_key(config))),
@@ -248,7 +248,7 @@ def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str
         Part("training on a batch", GRAPH * active * -(-batch // config.optimiser.micro_batches) * size.saved, both),
         Part("the loss", LOSS * FLOAT * logits, both),
         Part("validation", 2 * COPIES * FLOAT * measured, both),
-        Part("the growth potential", sensed * (SENSED + SENSED_EACH * len(config.blueprint)), ("hosts", "task.batch_size")),
+        *([Part("the growth potential", sensed, ("hosts", "task.batch_size"))] if getattr(config.env, "potential", True) else []),
     ]
 
 

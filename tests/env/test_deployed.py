@@ -272,6 +272,17 @@ def test_pretrained_hosts_do_not_depend_on_the_cache_the_number_of_hosts_or_the_
     assert len(trainings) == 3
 
 
+def test_pools_are_trained_on_the_cpu_where_only_workers_have_the_device(deployed, trainings):
+    """As under cluster=ray from a machine without a GPU; the pool is then that of the CPU."""
+    env = deployed(3)
+    assert env.pretrained is not None
+    remote = replace(env.pretrained, devices={"cuda:9": DeviceConfig()}, pools={})
+    found, own = remote.hosts(env.sampler), env.pretrained.hosts(env.sampler)
+    assert len(trainings) == 1, "the second is read from the folder"
+    for one, other in zip(found, own, strict=True):
+        torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
+
+
 def test_a_pretrained_host_equals_one_that_trained_alone(deployed):
     env = deployed(4, label_noise=[0.2], rate_factor=[0.5])
     task, states = env.task, env.pool.host_states()

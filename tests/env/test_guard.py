@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from esper.env.actions import Op
+from esper.env.growth_env import PROBE_EVERY
 from esper.env.guard import MEASURED
 from esper.governor.base import Cause
 from esper.governor.watchdog import WatchdogConfig
@@ -281,6 +282,20 @@ def test_a_shard_without_finite_hosts_stops_training(make_env, wait, monkeypatch
     assert env.step(wait[:2])[4]["retired"].tolist() == [False, True]
     env.step(wait[:2])
     assert counts == [48, 23], "a retired host needs the last batch only"
+
+
+def test_a_retired_host_keeps_its_growth_potential(make_env, wait):
+    """Beside others it is trained, and restored; alone in its shard it is not."""
+    env = make_env(2, 8, members_per_shard=2, governor=WatchdogConfig(max_falls=1))
+    env.reset(seed=0)
+    env.pool.shards[0].network.host.flat.data[1, 0] = torch.nan
+    assert env.step(wait[:2])[4]["retired"].tolist() == [False, True]
+    other, kept = env.potential_NSK.copy()
+    for _ in range(PROBE_EVERY):
+        env.step(wait[:2])
+    np.testing.assert_array_equal(env.potential_NSK[1], kept)
+    assert (env.potential_NSK[0] != other).any()
+    assert np.isfinite(kept).any()
 
 
 def test_every_array_of_hosts_is_restored_or_listed(make_env, wait):

@@ -1,6 +1,7 @@
 """Growth potential, compared with seeds inserted into plain hosts, for every blueprint, host and layout."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from esper.fusion.layers import ChannelScale
 from esper.fusion.layout import Layout, side_by_side
 from esper.growth.network import GrowingNetwork
 from esper.growth.objective import CLASSIFICATION
+from esper.hosts.base import SlotSpec
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
 from esper.hosts.transformer import TransformerConfig
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  #
 MEMBERS, SAMPLES, CLASSES = 3, 6, 5
 HOSTS = {
     "images": lambda: CNNConfig(base_channels=3).build((2, 8, 8), CLASSES, [False, True, False]),
-    "vectors": lambda: MLPConfig(width=8).build((2 * 64,), CLASSES, [False, True]),
+    "vectors": lambda: MLPConfig(width=4).build((2 * 64,), CLASSES, [False, True]),
     "sequences": lambda: TransformerConfig(width=8, heads=2, layers=1, context=6).build((8,), CLASSES, [False]),
 }
 
@@ -219,6 +221,19 @@ def test_many_members_are_measured_in_groups(float64, monkeypatch, layout):
     monkeypatch.setattr(sensor, "_measure", lambda part: groups.append(len(part.grad)) or measure(part))
     torch.testing.assert_close(sensor.measure(one), whole, rtol=1e-9, atol=1e-14)
     assert groups == [2, 1]
+
+
+@pytest.mark.parametrize("count", [4, 5, 6])
+def test_the_potential_is_unknown_where_a_fit_explains_any_gradient(count):
+    """5 vectors of 4 features can be fitted exactly, and what is left would be rounding."""
+    slot = SlotSpec("r0c0", 4, Layout.VECTORS)
+    h, grad = torch.randn(2, MEMBERS, count, 4, generator=torch.Generator().manual_seed(0))
+    sensor = SlotSensor([BLUEPRINTS["norm"](), BLUEPRINTS["mlp_small"]()], slot, "cpu")
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        found = [sensor.measure(SlotGradients(features=h, grad=grad)) for _ in range(2)]
+    assert all(bool(one.isnan().all()) == (count < 6) == bool(one.isnan().any()) for one in found)
+    assert [str(one.message).partition(":")[0] for one in heard] == ["growth potential is unknown in slot r0c0"] * (count < 6)
 
 
 def test_each_slot_has_its_sensor_and_unplantable_blueprints_are_nan(float64):

@@ -21,6 +21,7 @@ from esper.task.tinystories import TinyStoriesConfig
 from esper.training import estimate as subject
 from esper.training.estimate import PROCESS, estimate, in_bytes, short
 
+BATCH = ["devices=[cpu]", "task.batch_size=1000", "host.base_channels=100", "env.potential=false", "blueprint=[norm]"]
 WORDS = ["updates=1", "steps=1", "telemetry=quiet", "devices=[cpu]"]
 
 
@@ -97,6 +98,8 @@ def test_numbers_are_short() -> None:
         (["steps=10000000"], ("hosts", "steps")),
         (["host.base_channels=20000"], ("hosts", "host.base_channels")),
         (["task.epoch_samples=10000000000"], ("hosts", "task.epoch_samples")),
+        ([*BATCH], ("task.batch_size", "hosts")),
+        ([*BATCH, "devices.cpu.members_per_shard=9"], ("task.batch_size", "devices.cpu.members_per_shard")),
     ],
     ids=lambda part: part[-1],
 )
@@ -173,6 +176,12 @@ def answer(config: Any, key: str, value: int) -> tuple[float, str]:
     except ValueError as error:
         message = str(error)
     return time.thread_time() - begun, message
+
+
+def test_growth_potential_counts_where_it_is_measured() -> None:
+    words = ["task.batch_size=1000", "host.base_channels=8", "blueprint=[norm]"]
+    whole, without = (estimate(check([*words, f"env.potential={word}"])) for word in ("true", "false"))
+    assert without.bytes < 0.6 * whole.bytes
 
 
 def test_the_optimiser_counts() -> None:
