@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray, Learner
+from esper.agent.base import AgentConfig, Learner
 from esper.agent.regression import Model, Regression, choose
 from esper.agent.scripted.base import UniformArray, draw, offered, plant_and_keep, slot_features, step_number
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, Head, Observation, Op
+from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
 from esper.ranges import check_ranges
 
 SWEEPS = 5

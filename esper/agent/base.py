@@ -15,11 +15,8 @@ from esper.buffer.base import Buffer, BufferConfig, Forfeit
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, HeadsConfig, Observation
 from esper.env.observation import HOST_FEATURES, SLOT_FEATURES, RunScale
+from esper.lifecycle.stages import BoolArray
 from esper.ranges import check_ranges
-
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
 
 
 class Controller(Protocol):

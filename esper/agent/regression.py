@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.agent import ridge
-from esper.agent.base import FloatArray
+from esper.lifecycle.stages import FloatArray
 
-Array = npt.NDArray[np.float64]
+Float64Array = npt.NDArray[np.float64]
 Samples = tuple[FloatArray, FloatArray]
 """Features `[n, F]` and values `[n]`."""
 TREES = 60
@@ -32,7 +32,7 @@ class Model(StrEnum):
 class Regression(Protocol):
     """A fitted prediction of one value."""
 
-    def predict(self, x_nF: npt.ArrayLike) -> Array:
+    def predict(self, x_nF: npt.ArrayLike) -> Float64Array:
         """Return predictions `[n]` of features `[n, F]`."""
         ...
 
@@ -71,5 +71,5 @@ def _fit_forest(x_nF: npt.ArrayLike, y_n: npt.ArrayLike, *, judged: bool = False
 
 def _left_out_error(x_nF: FloatArray, y_n: FloatArray) -> float:
     """Return the sum of squared errors of the trees that did not see a sample."""
-    guess_n: Array = _fit_forest(x_nF, y_n, judged=True).oob_prediction_
+    guess_n: Float64Array = _fit_forest(x_nF, y_n, judged=True).oob_prediction_
     return float(np.square(guess_n - y_n).sum())

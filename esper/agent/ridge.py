@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+Float64Array = npt.NDArray[np.float64]
 PENALTIES = np.logspace(-3, 4, 15)
 """Penalties to choose from, in units of a feature of variance 1."""
 
@@ -17,16 +17,16 @@ class Ridge:
     """A linear prediction of one value, y = mean + weights . (x - centre) / scale."""
 
     mean: float
-    weight_F: Array
-    centre_F: Array
-    scale_F: Array
+    weight_F: Float64Array
+    centre_F: Float64Array
+    scale_F: Float64Array
 
-    def predict(self, x_nF: npt.ArrayLike) -> Array:
+    def predict(self, x_nF: npt.ArrayLike) -> Float64Array:
         """Return predictions `[n]` of features `[n, F]`."""
         return self.mean + (np.asarray(x_nF, np.float64) - self.centre_F) / self.scale_F @ self.weight_F
 
 
-def loo_error(x_nF: npt.ArrayLike, y_n: npt.ArrayLike) -> Array:
+def loo_error(x_nF: npt.ArrayLike, y_n: npt.ArrayLike) -> Float64Array:
     """Return the sum of squared leave-one-out errors of each penalty in `PENALTIES` `[L]`; infinite for fewer than two samples.
 
     With the hat matrix H of a fit, its error on a sample that is left out is (y - Hy)_i / (1 - H_ii) (Allen 1974).
@@ -50,7 +50,7 @@ def fit(x_nF: npt.ArrayLike, y_n: npt.ArrayLike, penalty: float) -> Ridge:
     return Ridge(mean=float(y.mean()), weight_F=weight, centre_F=centre, scale_F=scale)
 
 
-def _standardised(x: Array) -> tuple[Array, Array, Array]:
+def _standardised(x: Float64Array) -> tuple[Float64Array, Float64Array, Float64Array]:
     centre, scale = x.mean(axis=0), x.std(axis=0)
     scale = np.where(scale > 1e-9, scale, 1.0)
     return (x - centre) / scale, centre, scale

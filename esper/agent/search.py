@@ -6,10 +6,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from esper.agent.base import BoolArray, FloatArray, Learner
+from esper.agent.base import Learner
 from esper.agent.scripted.base import Scripted
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, Observation
+from esper.lifecycle.stages import BoolArray, FloatArray
 
 Candidate = TypeVar("Candidate")
 

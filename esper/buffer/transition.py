@@ -10,10 +10,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from esper.env.actions import Observation
+from esper.lifecycle.stages import BoolArray, FloatArray
 from esper.reward.signals import StepSignals
 
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float32]
 State = dict[str, Tensor]
 """Recurrent state of a controller: tensors `[N, ...]` by name; empty for a controller without memory."""
 

@@ -78,9 +78,9 @@ def typed_as(key: str, value: object) -> str:
     return shlex.quote(f"{key}={text if _PLAIN.fullmatch(text) else quoted(text)}")
 
 
-def check(overrides: list[str], *, config_name: str = "config") -> Config:
+def check(overrides: list[str]) -> Config:
     """Return the typed config of one run; see `plan_run`."""
-    return plan_run(overrides, config_name=config_name)[0][0]
+    return plan_run(overrides)[0][0]
 
 
 def config_of(overrides: list[str]) -> Config:
@@ -134,9 +134,9 @@ def check_over(saved: Config, overrides: list[str]) -> Config:
     return _typed_config(cfg, choices)
 
 
-def check_sweep(overrides: list[str], *, config_name: str = "config") -> list[Config]:
+def check_sweep(overrides: list[str]) -> list[Config]:
     """Return the typed configs of all jobs of a sweep; see `plan_sweep`."""
-    return plan_sweep(overrides, config_name=config_name)[0]
+    return plan_sweep(overrides)[0]
 
 
 def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[list[Config], Path]:

@@ -22,11 +22,7 @@ from esper.lifecycle.operations import may_germinate, may_prune, may_retarget, m
 from esper.lifecycle.ramps import Curve
 from esper.lifecycle.roles import Blend, Incubation
 from esper.lifecycle.slots import GATES, SlotsConfig
-from esper.lifecycle.stages import Op, SlotState
-
-BoolArray = npt.NDArray[np.bool_]
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32]
+from esper.lifecycle.stages import BoolArray, FloatArray, IntArray, Op, SlotState
 
 
 class Head(IntEnum):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from esper.env.base import EpisodeRecord
 from esper.governor.base import Cause
-from esper.lifecycle.stages import EMPTY, LIVE, OCCUPIED, Stage
+from esper.lifecycle.stages import EMPTY, LIVE, OCCUPIED, FloatArray, Stage
 from esper.measure.costs import Costs
 from esper.measure.seed_log import SeedLog, Slots, grouped
 from esper.phases import PhaseTimes
@@ -23,7 +23,6 @@ from esper.reward.signals import StepSignals
 from esper.reward.table import SHAPING
 from esper.task.events import Event
 
-FloatArray = npt.NDArray[np.float32]
 _NOT_IN_TAGS = re.compile(r"[^a-z0-9_]+")
 
 

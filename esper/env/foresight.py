@@ -5,12 +5,11 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from esper.env.observation import Feature
+from esper.lifecycle.stages import FloatArray
 from esper.task.events import CLASSES, RATES, Event, change
 
-FloatArray = npt.NDArray[np.float32]
 MOST_MOVES = 10
 """Arrivals, or departures, of classes that the features can count."""
 

@@ -23,9 +23,7 @@ from esper.governor.base import Governor, Verdict
 from esper.governor.health import Health
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.slots import SlotsConfig
-from esper.lifecycle.stages import LIVE, Op
-
-BoolArray = npt.NDArray[np.bool_]
+from esper.lifecycle.stages import LIVE, BoolArray, Op
 
 MEASURED = ("accuracy_NH", "potential_NSK", "loss_N")
 """Measurements of each host besides its lifecycle, by the names of `Guarded`."""

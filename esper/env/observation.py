@@ -16,9 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.lifecycle.roles import Blend
-from esper.lifecycle.stages import OCCUPIED, Mode, Op, SlotState, Stage
-
-FloatArray = npt.NDArray[np.float32]
+from esper.lifecycle.stages import OCCUPIED, FloatArray, Mode, Op, SlotState, Stage
 
 HISTORY = 3
 """Past epochs of accuracy in the observation."""

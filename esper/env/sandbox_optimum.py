@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.env.actions import PINNED, RELEVANT, Head, Op
-from esper.env.sandbox_rules import Array, SandboxRules
+from esper.env.sandbox_rules import Float64Array, SandboxRules
 from esper.lifecycle.stages import SlotState, Stage, empty
 
 Ints = npt.NDArray[np.int64]
@@ -36,7 +36,7 @@ def distinct(state: SlotState) -> tuple[SlotState, Ints]:
     read["stage_age"] = np.where(state.within(Stage.DORMANT, Stage.FOSSILIZED), 0, state.stage_age)  # no rule reads it there
     rows = np.nan_to_num(np.concatenate(list(read.values()), axis=1))
     _, first_C, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return SlotState(**{name: array[first_C] for name, array in state.arrays().items()}), which.reshape(-1)
+    return state.of(first_C), which.reshape(-1)
 
 
 class Optimum:
@@ -74,15 +74,14 @@ class Optimum:
             state = states[-1]
             legal_CA = rules.legal(state)[:, action_AH[:, Head.OP], action_AH[:, Head.SLOT]]
             config, action = np.nonzero(legal_CA)
-            rows = SlotState(**{name: array[config] for name, array in state.arrays().items()})
-            following, which = distinct(rules.grow(rows, action_AH[action]))
+            following, which = distinct(rules.grow(state.of(config), action_AH[action]))
             next_CA = np.full(legal_CA.shape, -1, dtype=np.int64)
             next_CA[config, action] = which
             states.append(following)
             nexts.append(next_CA)
         return states, nexts
 
-    def _gain(self, state: SlotState, counts_LS: Ints, after_LS: Ints | None, following: Array) -> Array:
+    def _gain(self, state: SlotState, counts_LS: Ints, after_LS: Ints | None, following: Float64Array) -> Float64Array:
         """Return reward of the step that led here plus future value, times the probability of the belief `[C, M, L]`."""
         rules = self.rules
         kinds = len(rules.worth_QSK)

@@ -13,13 +13,13 @@ from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import OneSeedConfig, SlotsConfig
 from esper.lifecycle.stages import OCCUPIED, TAKES_PART, SlotState, Stage
 
-Array = npt.NDArray[np.float64]
+Float64Array = npt.NDArray[np.float64]
 CONTRIBUTION_UNIT = 2.0
 """Worth that the observation shows as a contribution of 1."""
 SLOT_FEATURES = ("light", *(stage.name.lower() for stage in Stage), "alpha", "stage_age", "contribution", "measured")
 
 
-def default_worth() -> Array:
+def default_worth() -> Float64Array:
     """Return `[Q, S, K]`: three kinds that pay in one slot each, for one blueprint, and one that never pays."""
     worth_QSK = np.zeros((4, 3, 2))
     for kind, blueprint in enumerate((0, 1, 0)):
@@ -34,7 +34,7 @@ class SandboxRules:
 
     num_steps: int = 10
     """T, host epochs of an episode."""
-    worth_QSK: Array = field(default_factory=default_worth)
+    worth_QSK: Float64Array = field(default_factory=default_worth)
     """Reward of a seed per step at alpha 1, by the host's kind. All kinds are equally frequent."""
     keep_bonus: float = 4.0
     """Multiple of its worth that a fossilized seed pays at the end."""
@@ -45,7 +45,7 @@ class SandboxRules:
     slots: SlotsConfig = field(default_factory=lambda: OneSeedConfig(min_prune_age=1, embargo=1))
 
     @property
-    def light_QS(self) -> Array:
+    def light_QS(self) -> Float64Array:
         """Return `[Q, S]`: probability that a slot lights up, by kind."""
         kinds, slots, _ = self.worth_QSK.shape
         best_QS = self.worth_QSK.max(axis=2)
@@ -85,13 +85,13 @@ class SandboxRules:
         state = lifecycle.tick(execute(state, action_CH, self.slots), self.slots, GatesConfig())
         return replace(state, measured=state.measured | (state.within(*TAKES_PART) & (state.alpha > 0)))
 
-    def worth_of(self, state: SlotState) -> Array:
+    def worth_of(self, state: SlotState) -> Float64Array:
         """Return `[C, S, Q]`: worth of the seed in each slot on a host of each kind; 0 where there is no seed."""
         slot_S = np.arange(state.stage.shape[1])
         worth_CSQ = np.moveaxis(self.worth_QSK, 0, 2)[slot_S, state.blueprint]
         return np.where(state.within(*OCCUPIED)[:, :, None], worth_CSQ, 0.0)
 
-    def reward(self, state: SlotState, *, last: bool) -> Array:
+    def reward(self, state: SlotState, *, last: bool) -> Float64Array:
         """Return `[C, Q]`: reward of a step that leads to these configurations, on a host of each kind."""
         rent_CS = np.where(state.within(*OCCUPIED), np.array(self.rent_K)[state.blueprint], 0.0)
         in_CS = np.where(state.within(*TAKES_PART), state.alpha, 0.0)

@@ -8,7 +8,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from esper.governor.health import BoolArray, FloatArray, Health, newborn
+from esper.governor.health import Health, newborn
+from esper.lifecycle.stages import BoolArray, FloatArray
 
 
 class Cause(IntEnum):

@@ -7,11 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from esper.lifecycle.stages import Op
-
-BoolArray = npt.NDArray[np.bool_]
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32]
+from esper.lifecycle.stages import BoolArray, FloatArray, IntArray, Op
 
 GROWTH = (Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE)
 """Operations that continue growth: vetoed for suspect hosts. Pruning is allowed, since it may be the cure."""

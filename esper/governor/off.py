@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from esper.governor.base import Governor, GovernorConfig, Verdict
-from esper.governor.health import FloatArray, Health
+from esper.governor.health import Health
+from esper.lifecycle.stages import FloatArray
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.governor.base import Cause, Governor, GovernorConfig, Verdict
-from esper.governor.health import FloatArray, Health, usual
+from esper.governor.health import Health, usual
+from esper.lifecycle.stages import FloatArray
 from esper.ranges import check_ranges
 
 FEWEST = 3

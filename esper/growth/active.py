@@ -14,9 +14,9 @@ from torch import Tensor
 from esper.fusion.layout import join_members, split_members, take_members
 from esper.growth.blend import blend, isolate
 from esper.lifecycle.roles import Blend, Roles
+from esper.lifecycle.stages import BoolArray
 from esper.seeds.bank import SeedBank
 
-BoolArray = npt.NDArray[np.bool_]
 FindBank = Callable[[int, bool], SeedBank]
 """Function from a blueprint index, and whether seeds have gates, to the bank in one slot."""
 
@@ -69,6 +69,11 @@ class ActiveSeeds:
         return blend(h, delta, alpha_L, alpha_L, self.live_L, members, self.times_L)
 
 
+def on_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Return an array as a tensor on a device."""
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
 def in_banks(roles: Roles, slot: int, where_M: BoolArray) -> list[tuple[int, bool, npt.NDArray[np.int64]]]:
     """Return the seeds of a slot in the marked members, by bank: blueprint, whether gated, and members."""
     kind_M = np.where(where_M, 2 * roles.blueprint[:, slot] + (roles.blend[:, slot] == Blend.GATE), -1)
@@ -97,22 +102,19 @@ def live_seeds(
     if not banks:
         return None
 
-    def tensor(array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
     groups: list[Group] = []
     for blueprint, gated, rows in banks:
         learns = roles.learns[rows, slot]
-        taught = None if learns.all() else tensor(learns[:, None])
-        groups.append(Group(find(blueprint, gated), tensor(rows), taught, bool(learns.any())))
+        taught = None if learns.all() else on_device(learns[:, None], device)
+        groups.append(Group(find(blueprint, gated), on_device(rows, device), taught, bool(learns.any())))
     live = np.concatenate([rows for _, _, rows in banks])
     alpha, opens = roles.alpha[live, slot], roles.open[live, slot]
     times = roles.blend[live, slot] == Blend.MULTIPLY
     return ActiveSeeds(
         groups=tuple(groups),
-        live_L=tensor(live if place_M is None else place_M[live]),
-        alpha_L=tensor(alpha),
-        pull_L=tensor(np.where(roles.behind[live, slot], np.float32(1.0), alpha)),
-        times_L=tensor(times) if times.any() else None,
-        open_L=None if opens.all() else tensor(opens),
+        live_L=on_device(live if place_M is None else place_M[live], device),
+        alpha_L=on_device(alpha, device),
+        pull_L=on_device(np.where(roles.behind[live, slot], np.float32(1.0), alpha), device),
+        times_L=on_device(times, device) if times.any() else None,
+        open_L=None if opens.all() else on_device(opens, device),
     )

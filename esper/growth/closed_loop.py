@@ -27,10 +27,12 @@ from torch import Tensor, nn
 
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import join_members, take_members
-from esper.growth.active import ActiveSeeds, BoolArray, FindBank, live_seeds
+from esper.growth.active import ActiveSeeds, FindBank, live_seeds
 from esper.growth.loss import LastSegment
 from esper.growth.objective import CLASSIFICATION, Objective
+from esper.hosts.base import segments_of
 from esper.lifecycle.roles import Roles
+from esper.lifecycle.stages import BoolArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +88,7 @@ class ClosedLoopPass:
         for slot, here in enumerate(self.slots, self.first):
             if here.joins is not None:
                 x = starts[slot] if x is None else join_members([x, starts[slot]])
-                segments = list(host.bind_some(here.hosts_L).get_submodule("segments").children())
+                segments = segments_of(host.bind_some(here.hosts_L))
             assert x is not None
             if here.seeds is not None:
                 x = here.seeds.blended(x, len(here.hosts_L))

@@ -1,7 +1,6 @@
 """Compatibility of task, host and blueprints, checked before a run starts."""
 
 from collections.abc import Mapping
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import PERMUTE, Layout, channels_last
 from esper.growth.probe import Flaw, check_features, flaws, probe_host, probe_seed
-from esper.hosts.base import SlotSpec, slot_specs
+from esper.hosts.base import SlotSpec, segments_of, slot_specs
 from esper.hosts.cnn import CNNHost
 from esper.optimisers.sgd import SGDConfig
 from esper.seeds.bank import SeedBank
@@ -38,7 +37,7 @@ def check_host(host: nn.Module, same: nn.Module, x: Tensor, wanted: tuple[int, .
         ValueError: the host cannot read the samples, a slot or the logits have another form, `members` hosts cannot be fused into
             one program, or the host has a flaw (see `probe_host`).
     """
-    segments, slots = list(cast(nn.ModuleList, host.eval().segments)), slot_specs(host)
+    segments, slots = segments_of(host.eval()), slot_specs(host)
     features, samples = list[Tensor](), x
     too_small = PERMUTE if channels_last(x.shape) else TOO_SMALL
     remedy = too_small if isinstance(host, CNNHost) else "correct its code"

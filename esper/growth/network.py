@@ -19,7 +19,6 @@ in the precision of the network; gradients of weights are in single precision, a
 import copy
 from collections.abc import Hashable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +28,14 @@ from torch import Tensor, nn
 from esper.fusion.folding import folded
 from esper.fusion.fuse import Fleet
 from esper.fusion.precision import Precision, computed_in
-from esper.growth.active import ActiveSeeds, in_banks, live_seeds
+from esper.growth.active import ActiveSeeds, in_banks, live_seeds, on_device
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
 from esper.growth.learners import Learners, Pupils, several
 from esper.growth.loss import LastSegment, backpropagate
 from esper.growth.objective import CLASSIFICATION, Objective
 from esper.growth.snapshots import Snapshots
 from esper.growth.variants import Tree, path_logits, tree
-from esper.hosts.base import slot_specs
+from esper.hosts.base import segments_of, slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.optimisers.base import OptimiserConfig
 from esper.optimisers.loss_scale import LossScale
@@ -164,7 +163,9 @@ class GrowingNetwork:
             return None
         members = np.flatnonzero(learns_M)
         hosts, plan = several(members), self._plan_of(learns_M)
-        return Pupils(hosts_L=self._tensor(hosts), members_L=self._tensor(members), taught_M=learns_M, plan=tuple(plan))
+        return Pupils(
+            hosts_L=on_device(hosts, self.device), members_L=on_device(members, self.device), taught_M=learns_M, plan=tuple(plan)
+        )
 
     def _plan_of(self, chosen_M: npt.NDArray[np.bool_]) -> list[ActiveSeeds | None]:
         """Return the active seeds of the chosen members in each slot, for features of these members only."""
@@ -181,10 +182,11 @@ class GrowingNetwork:
         return Learners(
             slot=slot,
             banks=tuple(
-                (self.bank(slot, kind, gated), self._tensor(rows)) for kind, gated, rows in in_banks(roles, slot, learns_M)
+                (self.bank(slot, kind, gated), on_device(rows, self.device))
+                for kind, gated, rows in in_banks(roles, slot, learns_M)
             ),
-            learns_M1=self._tensor(learns_M[:, None]),
-            fossil_M1=self._tensor(fossil_M[:, None]) if fossil_M.any() else None,
+            learns_M1=on_device(learns_M[:, None], self.device),
+            fossil_M1=on_device(fossil_M[:, None], self.device) if fossil_M.any() else None,
         )
 
     def train(self, mode: bool = True) -> None:
@@ -210,7 +212,7 @@ class GrowingNetwork:
         starts: dict[int, Tensor] | None = None,
     ) -> LastSegment:
         """Compute so many members with these seeds, up to their last segment; `starts` gets what the closed-loop pass needs."""
-        *segments, last = self._segments(module)
+        *segments, last = segments_of(module)
         for slot, (segment, seeds) in enumerate(zip(segments, plan, strict=True)):
             x = segment(x)
             if starts is not None and self.closed_loop is not None:
@@ -315,7 +317,7 @@ class GrowingNetwork:
     def widths(self, x: Tensor) -> list[int]:
         """Return the size of one member's features after each segment, for a batch in the layout of its kind."""
         sizes: list[int] = []
-        for segment in self._segments(self.host.bind()):
+        for segment in segments_of(self.host.bind()):
             x = segment(x)
             sizes.append(x.numel() // self.members)
         return sizes
@@ -384,16 +386,10 @@ class GrowingNetwork:
 
     def remember(self, healthy_M: npt.NDArray[np.bool_]) -> None:
         """Save the rows of the marked members as their snapshots; see `Snapshots`."""
-        self._snapshots.remember(self.rows(), None if healthy_M.all() else self._tensor(healthy_M))
+        self._snapshots.remember(self.rows(), None if healthy_M.all() else on_device(healthy_M, self.device))
 
     def restore(self, failed_M: npt.NDArray[np.bool_]) -> None:
         """Restore the marked members from their snapshots, exactly; other members do not change."""
         if failed_M.any():
             self._version_M += failed_M
-            self._snapshots.restore(self.rows(), self._tensor(failed_M))
-
-    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
-
-    def _segments(self, module: nn.Module) -> list[nn.Module]:
-        return list(module.get_submodule("segments").children())
+            self._snapshots.restore(self.rows(), on_device(failed_M, self.device))

@@ -19,7 +19,7 @@ import esper
 from esper.fusion.fuse import Fleet, flatten_parameters
 from esper.fusion.layout import by_member, join_members, side_by_side
 from esper.fusion.stacked import FusionError
-from esper.hosts.base import SlotSpec
+from esper.hosts.base import SlotSpec, segments_of
 from esper.memory import memory_shortage
 from esper.seeds.bank import newborn
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
@@ -227,7 +227,7 @@ def _probe_steady(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def _through(host: nn.Module, x: Tensor) -> list[Tensor]:
     """Return the features at each slot of a host, and its output."""
     found = list[Tensor]()
-    for segment in host.get_submodule("segments").children():
+    for segment in segments_of(host):
         x = segment(x)
         if torch.is_grad_enabled() and not x.requires_grad:  # nothing that learns lies before this slot
             x.requires_grad_()

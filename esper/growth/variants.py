@@ -16,7 +16,7 @@ A seed that is off is not computed, so its non-finite values cannot leak in. A s
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import by_member, join_members, per_member, split_members, take_members
 from esper.fusion.precision import in_single
-from esper.growth.active import ActiveSeeds
+from esper.growth.active import ActiveSeeds, on_device
+from esper.hosts.base import segments_of
+from esper.lifecycle.stages import IntArray
 from esper.seeds.bank import SeedBank
 from esper.seeds.errors import seed_errors
-
-IntArray = npt.NDArray[np.int64]
 
 
 class Unforked(NamedTuple):
@@ -175,7 +175,7 @@ def path_logits(host: Fleet, tree: Tree, x: Tensor) -> Tensor:
         tree: where their paths fork.
         x: the batch in the layout of its kind.
     """
-    segments, owner_P = list(host.module.get_submodule("segments").children()), np.arange(tree.members)
+    segments, owner_P = segments_of(host.module), np.arange(tree.members)
     for segment, fork in zip(segments, [*tree.forks, None], strict=True):
         x = _computed(host, segment, owner_P if tree.rows is None else tree.rows[owner_P], x)
         if isinstance(fork, Unforked):
@@ -204,9 +204,9 @@ def _forked(fork: Fork, x: Tensor) -> Tensor:
         delta = join_members([_delta(bank, rows, part) for (bank, rows), part in zip(fork.banks, pieces, strict=True)])
         h, delta = _take(seeded, fork.on_O, len(fork.seeded_D)), _take(delta, fork.on_O, len(fork.seeded_D))
         if fork.times_O.any():
-            delta = torch.where(per_member(_tensor(fork.times_O, x), h), h * torch.tanh(delta), delta)
+            delta = torch.where(per_member(on_device(fork.times_O, x.device), h), h * torch.tanh(delta), delta)
         if (fork.alpha_O != 1).any():
-            delta = delta * per_member(_tensor(fork.alpha_O, x), delta)
+            delta = delta * per_member(on_device(fork.alpha_O, x.device), delta)
         parts.append((h + delta).to(x.dtype))
     if len(fork.kept):
         parts.append(_take(x, fork.kept, fork.before))
@@ -230,7 +230,7 @@ def _computed(fleet: Fleet, part: nn.Module, rows: IntArray, x: Tensor) -> Tenso
     if np.array_equal(rows, np.arange(fleet.members)):
         fleet.bind()
     else:
-        fleet.bind_some(_tensor(rows, x), part)
+        fleet.bind_some(on_device(rows, x.device), part)
     return part(x)
 
 
@@ -238,9 +238,5 @@ def _take(x: Tensor, chosen: IntArray, members: int) -> Tensor:
     """Return the features of the chosen members, which may repeat; a view if they are contiguous."""
     first, count = int(chosen[0]), len(chosen)
     if not np.array_equal(chosen, np.arange(first, first + count)):
-        return take_members(x, _tensor(chosen, x), members)
+        return take_members(x, on_device(chosen, x.device), members)
     return x if count == members else split_members(x, [first, count, members - first - count])[1]
-
-
-def _tensor(array: npt.NDArray[Any], like: Tensor) -> Tensor:
-    return torch.from_numpy(array).to(like.device)

@@ -78,6 +78,18 @@ class HostConfig:
         raise TypeError(f"{type(self).__name__} does not build hosts: define build(shape, num_classes, lesioned)")
 
 
+def segments_of(host: nn.Module) -> list[nn.Module]:
+    """Return the segments of a host, or of a module of several hosts, in order."""
+    return list(host.get_submodule("segments").children())
+
+
+def check_surfaces(surfaces: Sequence[str], known: Sequence[str]) -> None:
+    """Raise ValueError unless the surfaces of a host are some of those known, each once."""
+    if not surfaces or len(set(surfaces)) < len(surfaces) or set(surfaces) - set(known):
+        got = ",".join(surfaces)
+        raise ValueError(f"host.surfaces must name one or both of {', '.join(known)}, each once, got [{got}]")
+
+
 def slot_specs(host: nn.Module) -> tuple[SlotSpec, ...]:
     """Return the slots of a host.
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.fusion.layers import MaskedConv2d
-from esper.hosts.base import Host, HostConfig, SlotSpec
+from esper.hosts.base import Host, HostConfig, SlotSpec, check_surfaces
 from esper.ranges import check_ranges
 
 SURFACES = ("pre", "post")
@@ -51,9 +51,7 @@ class CNNConfig(HostConfig):
             )
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"host.kernel must be odd and at least 1, got {self.kernel}: use 3 or 1")
-        if not self.surfaces or len(set(self.surfaces)) < len(self.surfaces) or set(self.surfaces) - set(SURFACES):
-            got = ",".join(self.surfaces)
-            raise ValueError(f"host.surfaces must name one or both of {', '.join(SURFACES)}, each once, got [{got}]")
+        check_surfaces(self.surfaces, SURFACES)
         if self.surfaces == ["post"] and not self.pools:
             raise ValueError(
                 "host.surfaces=[post] needs pooled blocks, and host.pools=0: use host.surfaces=[pre], or raise host.pools"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from esper.fusion.layers import CausalAttention, Positions
 from esper.fusion.layout import Layout
-from esper.hosts.base import Host, HostConfig, SlotSpec
+from esper.hosts.base import Host, HostConfig, SlotSpec, check_surfaces
 from esper.ranges import check_ranges
 
 SURFACES = ("attention", "mlp")
@@ -56,9 +56,7 @@ class TransformerConfig(HostConfig):
                 f"host.slot_layers must name layers from 0 to {self.layers - 1}, each once, "
                 f"got [{','.join(map(str, self.slot_layers))}]"
             )
-        if not self.surfaces or len(set(self.surfaces)) < len(self.surfaces) or set(self.surfaces) - set(SURFACES):
-            got = ",".join(self.surfaces)
-            raise ValueError(f"host.surfaces must name one or both of {', '.join(SURFACES)}, each once, got [{got}]")
+        check_surfaces(self.surfaces, SURFACES)
 
     def num_parts(self) -> int:
         return self.layers

@@ -68,7 +68,7 @@ def _results(evaluation: Mapping[str, Any], score: str) -> list[str]:
     table = [f"| controller | return | test {score} [%] |", "|---|---|---|"]
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]):
         values = [Interval(**row[key]) for key in ("return", "accuracy")]
-        cells = " | ".join(f"{one.mean:.1f} ± {one.half_width:.1f}" for one in values)
+        cells = " | ".join(map(str, values))
         table.append(f"| {NAMES.get(row['controller'], row['controller'])} | {cells} |")
     hosts = evaluation["settings"]["hosts"]
     about = f"On {hosts} held-out hosts, with 95 % intervals over hosts (of one training run: other runs differ more):"

@@ -363,7 +363,7 @@ def _check(config: CompareConfig, trained: Sequence[str], paid_alike: bool) -> N
 
 def _rescored(runs: Sequence[Run], scoring: Scoring) -> list[str]:
     """Return a warning if stored scores come from different code versions, or from another one than this."""
-    files = [(run, path) for run in runs if (path := scored_file(run, scoring.hosts, scoring.overrides)).exists()]
+    files = [(run, path) for run in runs if (path := scoring.file(run)).exists()]
     stored = {str(path): read_scores(run, path)["esper"] for run, path in files}
     shown = (*POLICIES, *scoring.baselines)
     found = {path: [version for name, version in one.items() if name in shown] for path, one in stored.items()}

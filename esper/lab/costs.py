@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from esper.lab.runs import SEARCHED, STATIC_NET, Run, records_of
-from esper.lab.scoring import Scoring, read_scores, scored_file
+from esper.lab.scoring import Scoring
 
 PARTS = ("training", "measuring", "policy", "search")
 """Parts of the cost of a run [FLOP]."""
@@ -82,7 +82,7 @@ def cost_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
     """
     rows: list[dict[str, Any]] = []
     for run in runs:
-        scored = read_scores(run, scored_file(run, scoring.hosts, scoring.overrides))
+        scored = scoring.read(run)
         grown, choice = scored["rows"], scored["choice"]
         policy_flops = np.nan if scoring.overrides else float(np.mean(grown["policy"]["policy_flops"]))
         trained = run_cost(run.config, run.updates, records_of(run), policy_flops)

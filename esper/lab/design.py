@@ -141,7 +141,7 @@ class Design:
         fixed = {name: value for name, value in asdict(self).items() if name != "blocks"}
         if not self.plan.score_overrides:  # as before there were any, so that earlier experiments keep their digest
             del fixed["plan"]["score_overrides"]
-        return fingerprint(json.dumps(fixed, sort_keys=True))
+        return fingerprint(fixed)
 
     @property
     def cells(self) -> list[Cell]:
@@ -381,6 +381,6 @@ def _in_shell(text: str) -> str:
     return f"$'{escaped}'"
 
 
-def fingerprint(text: str) -> str:
-    """Return the SHA-256 of a text, as sha256sum prints it."""
-    return hashlib.sha256(text.encode()).hexdigest()
+def fingerprint(value: Any) -> str:
+    """Return the SHA-256 of a value as JSON with sorted keys, as sha256sum prints it."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -16,7 +16,7 @@ from esper.lab.forest import Row, forest
 from esper.lab.per_host import PREFIX
 from esper.stats.intervals import Interval
 from esper.telemetry.tags import in_terms_of
-from esper.telemetry.text import counted
+from esper.telemetry.text import counted, si
 
 Rows = Sequence[Mapping[str, Any]]
 """Rows of `summarise`."""
@@ -27,23 +27,23 @@ NARROW = 76
 """Columns below which a table leaves out the differences."""
 
 
-def verdict(rows: Rows, against: str = "wait", score: str = "accuracy") -> str:
-    """Return one sentence on the policy, or else the first other controller, compared with `against`.
+def verdict(rows: Rows, score: str = "accuracy") -> str:
+    """Return one sentence on the policy, or else the first other controller, compared with never growing.
 
     A difference is called one if its 95 % interval over hosts excludes 0.
     """
-    others = [row for row in rows if row["controller"] != against]
+    others = [row for row in rows if row["controller"] != "wait"]
     if not others:
         return "only never growing was evaluated: name other controllers to compare it with"
     row = next((row for row in others if row["controller"] in POLICIES), others[0])
     shown: dict[str, list[str]] = {"beats": [], "is worse than": [], "": []}
     for key, unit in UNITS.items():
-        mean = Interval(**row[f"{key}_over_{against}"])
+        mean = Interval(**row[f"{key}_over_wait"])
         if math.isfinite(mean.mean):
             word = "beats" if mean.low > 0 else "is worse than" if mean.high < 0 else ""
             amount = f"{abs(mean.mean):.1f}" if word else _signed(mean.mean)
             shown[word].append(f"{amount} ± {mean.half_width:.1f} {unit}")
-    name, other = SPOKEN.get(str(row["controller"]), str(row["controller"])), SPOKEN.get(against, against)
+    name, other = SPOKEN.get(str(row["controller"]), str(row["controller"])), SPOKEN["wait"]
     claims = [f"{word} {other} by {' and by '.join(amounts)}" for word, amounts in shown.items() if word and amounts]
     amounts = f" ({' and '.join(shown[''])})" if shown[""] else ""
     if not claims:
@@ -66,7 +66,7 @@ def show(rows: Rows, heading: str, console: Console, against: str = "wait", scor
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]) if against == "wait" else rows:
         cells = [_cell(row, key, against, wide) for key in ("return", "accuracy")]
         amount = row["parameters"] if against == "wait" else row["total_flops"]
-        table.add_row(escape(_name(row)), *cells, short(amount))
+        table.add_row(escape(_name(row)), *cells, si(amount))
     console.print(table)
     for line in [*_chosen(rows), *(_captions(rows, wide) if against == "wait" else [SEARCH_CAPTION])]:
         console.print(escape(in_terms_of(score, line)), style="dim", highlight=False)
@@ -86,20 +86,20 @@ def _captions(rows: Rows, wide: bool) -> list[str]:
     if "policy_greedy" in flops:
         lines.append("policy draws its actions, as in training; policy_greedy takes the most probable ones.")
     if math.isfinite(flops.get("wait", math.nan)) and "policy" in flops:
-        lines.append(f"FLOPs per sample: {short(flops['wait'])} without seeds, {short(flops['policy'])} with those of policy.")
+        lines.append(f"FLOPs per sample: {si(flops['wait'])} without seeds, {si(flops['policy'])} with those of policy.")
     return lines
 
 
-def show_details(rows: Rows, console: Console, against: str = "wait", score: str = "accuracy") -> None:
+def show_details(rows: Rows, console: Console, score: str = "accuracy") -> None:
     """Print a table of the intervals of all means, the accuracy while training if it was measured, and the FLOPs."""
     heading = "Details: means over hosts, ± half of the 95 % interval; FLOPs per sample, and of training a host"
     keys = [key for key in ("return", "accuracy", ONLINE) if key in rows[0]]
     names = {"return": "return", "accuracy": "test accuracy [%]", ONLINE: "online accuracy [%]"}
     columns = {names[key]: [str(Interval(**row[key])).replace(" ", "") for row in rows] for key in keys}
     if ONLINE in keys:
-        over = [str(Interval(**row[f"{ONLINE}_over_{against}"])).replace(" ", "") for row in rows]
-        columns[f"online over\n{SPOKEN.get(against, against)} [pp]"] = over
-    columns |= {"FLOPs": [short(row["flops"]) for row in rows], "to train": [short(row["training_flops"]) for row in rows]}
+        over = [str(Interval(**row[f"{ONLINE}_over_wait"])).replace(" ", "") for row in rows]
+        columns[f"online over\n{SPOKEN['wait']} [pp]"] = over
+    columns |= {"FLOPs": [si(row["flops"]) for row in rows], "to train": [si(row["training_flops"]) for row in rows]}
     cells, unbounded = list(columns.items()), console.options.update(max_width=1000)
     while cells:  # one table after the other, each with as many columns as fit, at least one
         tables = [_columns(rows, cells[:count], heading, score) for count in range(1, len(cells) + 1)]
@@ -151,21 +151,13 @@ def _signed(value: float) -> str:
     return f"{value:+.1f}" if round(value, 1) else "0.0"
 
 
-def short(value: float) -> str:
-    """Format a value as three digits and a letter, such as 7.07k, or as a dash if it was not measured."""
-    if not math.isfinite(value):
-        return "-"
-    power = min(max(0, len(f"{value:.0f}") - 1) // 3, 5)
-    return f"{value / 1000**power:.3g}{('', 'k', 'M', 'G', 'T', 'P')[power]}"
-
-
-def figure(rows: Rows, hosts: int, against: str = "wait", score: str = "accuracy") -> str | None:
-    """Return the differences of all controllers to `against` as SVG: in test accuracy, or in return where there is none."""
+def figure(rows: Rows, hosts: int, score: str = "accuracy") -> str | None:
+    """Return the differences of all controllers to never growing as SVG: in test accuracy, or in return where there is none."""
     for key, axis in (
         ("accuracy", "test accuracy minus that of never growing [pp]"),
         ("return", "return minus that of never growing"),
     ):
-        means = [(_name(row), Interval(**row[f"{key}_over_{against}"])) for row in rows if row["controller"] != against]
+        means = [(_name(row), Interval(**row[f"{key}_over_wait"])) for row in rows if row["controller"] != "wait"]
         found = [Row(name, mean.mean, mean.low, mean.high) for name, mean in means if math.isfinite(mean.mean)]
         if found:
             note = f"means over {counted(hosts, 'held-out host')}, with 95 % intervals"

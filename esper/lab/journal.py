@@ -32,7 +32,7 @@ class Journal:
             facts: everything that the outcomes depend on. Evaluations with other facts have other files.
         """
         self.folder = folder
-        self.path = folder / f"evaluation_unfinished_{fingerprint(json.dumps(facts, sort_keys=True, default=str))[:12]}.jsonl"
+        self.path = folder / f"evaluation_unfinished_{fingerprint(facts)[:12]}.jsonl"
         self._outcomes = _read(self.path)
         self.recalled = self.kept
         """Number of outcomes that an earlier process kept."""

@@ -8,9 +8,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.agent.base import BoolArray, Controller
+from esper.agent.base import Controller
 from esper.buffer.transition import Decision, State
 from esper.env.actions import Observation
+from esper.lifecycle.stages import BoolArray
 
 
 def _recurrent_flops(x: Sequence[int], *weights: Any, out_val: Any = None, **_: Any) -> int:

@@ -28,10 +28,10 @@ from esper.env.base import Environment, EpisodeRecord, as_observation
 from esper.env.episode import Episode
 from esper.lab.evaluation import Evaluation, HostOutcomes
 from esper.lab.host_tpe import STARTUP, Proposals
+from esper.lifecycle.stages import IntArray
 from esper.seeding import stream
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+Float64Array = npt.NDArray[np.float64]
 Schedules = list[list[ActionConfig]]
 """The schedule of each host."""
 
@@ -49,13 +49,13 @@ class Training:
     """One training of every host."""
 
     outcomes: HostOutcomes
-    score_TN: FloatArray
+    score_TN: Float64Array
     """Objective after every host epoch."""
-    accuracy_TN: FloatArray
+    accuracy_TN: Float64Array
     """Validation accuracy with all seeds as they are, which decides between equal scores at a rung [pp]."""
-    training_TN: FloatArray
+    training_TN: Float64Array
     """FLOPs of training so far."""
-    measuring_TN: FloatArray
+    measuring_TN: Float64Array
     """FLOPs of measuring so far."""
 
 

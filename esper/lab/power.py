@@ -17,6 +17,7 @@ from esper.lab.design import AA_CONTROL, FILE, Claims, Design
 from esper.lab.runs import BASELINES, OUTCOMES
 from esper.stats.paired import MIN_BLOCKS, likely_spread
 from esper.stats.power import PlannedTest, VarianceParts, variance_parts
+from esper.telemetry.text import percent
 
 Pairs = Sequence[tuple[str, str]]
 LEAST_BLOCKS = 5
@@ -111,9 +112,9 @@ def advice(spread: Spread, test: PlannedTest) -> list[str]:
     test = replace(test, looks=sorted({max(MIN_BLOCKS, look) for look in test.looks}))
     now, hosts = (test.powers(value)[-1] for value in (spread.value, parts.spread(4 * parts.num_hosts)))
     return [
-        f"{_percent(parts.share)} of the variance of a difference comes from the {parts.num_hosts} hosts: "
-        f"with {test.looks[-1]} blocks, 4x hosts raise the power from {_percent(now)} to {_percent(hosts)}, "
-        f"2x blocks to {_percent(test.powers(spread.value, 2.0)[-1])}"
+        f"{percent(parts.share)} of the variance of a difference comes from the {parts.num_hosts} hosts: "
+        f"with {test.looks[-1]} blocks, 4x hosts raise the power from {percent(now)} to {percent(hosts)}, "
+        f"2x blocks to {percent(test.powers(spread.value, 2.0)[-1])}"
     ]
 
 
@@ -141,9 +142,9 @@ def expected_power(design: Design) -> list[str]:
     *earlier, (last, power) = zip(test.looks, test.powers(spread.value), strict=True)
     unit = OUTCOMES[plan.outcome].difference
     effect = f"a difference of {plan.margin:g}{'' if unit == '1' else f' {unit}'} in {plan.outcome}"
-    line = f"{last} blocks detect {effect} with a power of {_percent(power)}"
-    line += "".join(f", {look} of them with one of {_percent(before)}" for look, before in earlier)
-    level = f"at a level of {_percent(plan.alpha)} / {len(pairs)} pairs; " if len(pairs) > 1 else ""
+    line = f"{last} blocks detect {effect} with a power of {percent(power)}"
+    line += "".join(f", {look} of them with one of {percent(before)}" for look, before in earlier)
+    level = f"at a level of {percent(plan.alpha)} / {len(pairs)} pairs; " if len(pairs) > 1 else ""
     known = f"({level}standard deviation of a difference {spread.value:.2g}, {source})"
     return [f"{line} {known}; 80 % take {test.blocks_needed(spread.value)} blocks", *advice(spread, test)]
 
@@ -242,7 +243,3 @@ def _read_hosts(path: Path) -> pd.DataFrame:
         return table.astype({name: float for name in table.columns if name in OUTCOMES})
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{path} is damaged ({error}): run python -m esper.compare on {path.parent} again") from error
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

@@ -6,7 +6,7 @@ the code version and a digest of the file itself.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,6 +61,14 @@ class Scoring:
         """Outcomes of every held-out host."""
         return (*HELD_OUT, ONLINE) if self.online else HELD_OUT
 
+    def file(self, run: Run) -> Path:
+        """Return the path of the outcomes of a run."""
+        return scored_file(run, self.hosts, self.overrides)
+
+    def read(self, run: Run) -> dict[str, Any]:
+        """Return what the file of a scored run holds, see `read_scores`."""
+        return read_scores(run, self.file(run))
+
     def scores(self, run: Run) -> Scores:
         """Return the scores of a finished run, and of the baselines if they grow its hosts."""
         scores = {run.arm: score(run, self.hosts, self.overrides, online=self.online)}
@@ -82,7 +90,7 @@ def score_all(
     """
     workers = min(workers, len(runs))
     cores = max(1, available_cores() // workers) if workers > 1 else None
-    new = [run for run in runs if not scored_file(run, scoring.hosts, scoring.overrides).exists()]
+    new = [run for run in runs if not scoring.file(run).exists()]
     if new:
         log(
             f"scoring {counted(len(new), 'run')}: each policy grows {scoring.hosts} held-out hosts; scores are kept for next time"
@@ -119,7 +127,7 @@ def scored_file(run: Run, hosts: int, overrides: Sequence[str] = ()) -> Path:
     """Return the path of the outcomes of a run on this many held-out hosts."""
     parts = ["scored", f"{run.updates:06d}", str(hosts), "hosts", *filter(None, [slug(overrides)])]
     if parts[-1] != "_".join(overrides) and overrides:  # other overrides may look alike in a file name
-        parts.append(fingerprint(json.dumps([*overrides]))[:7])
+        parts.append(fingerprint([*overrides])[:7])
     return run.folder / f"{'_'.join(parts)}.json"
 
 
@@ -169,7 +177,7 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     Raises:
         ConfigError: the file is damaged, or a policy does not fit the hosts.
     """
-    path = scored_file(run, scoring.hosts, scoring.overrides)
+    path = scoring.file(run)
     stored = _stored(run, path)
     rows: HostRows = stored["rows"]
     missing = [name for name in names if any(outcome not in rows.get(name, {}) for outcome in scoring.outcomes)]
@@ -205,7 +213,7 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
         new = {"static" if name == REPLAY else name: values for name, values in grown.items()}
         scored["rows"] |= new
         scored["esper"] |= dict.fromkeys(new, versions())
-        write_whole(path, json.dumps({**scored, "sha256": _digest(scored)}) + "\n")
+        write_whole(path, json.dumps({**scored, "sha256": fingerprint(scored)}) + "\n")
     return scored["rows"]
 
 
@@ -226,7 +234,7 @@ def read_scores(run: Run, path: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or {*found} - {"latency"} != {"checkpoint", "esper", "choice", "rows", "sha256"}:
         raise ConfigError(f"{path} is damaged, or of an earlier version: {remedy}")
     scored = {name: value for name, value in cast(dict[str, Any], found).items() if name != "sha256"}
-    if _digest(scored) != found["sha256"]:
+    if fingerprint(scored) != found["sha256"]:
         raise ConfigError(f"{path} was edited after scoring: {remedy}")
     if scored["checkpoint"] != run.digest:
         raise ConfigError(f"{path} holds the scores of another checkpoint than the newest in {run.folder}: {remedy}")
@@ -245,15 +253,11 @@ def unseen_kinds(runs: Sequence[Run], scoring: Scoring) -> list[str]:
     if "oracle" not in scoring.baselines:
         return []
     own = [run for run in runs if run.arm == scoring.arm]
-    files = [read_scores(run, scored_file(run, scoring.hosts, scoring.overrides)) for run in own]
+    files = [scoring.read(run) for run in own]
     pairs = [(kind, one["choice"]["for_kind"]) for one in files for kind in one["rows"]["oracle"]["instance"]]
     unseen = sum(kind not in known and condensed(kind) not in known for kind, known in pairs)  # older files have kinds in full
     where = f"{unseen} of the {scoring.hosts * len(own)} hosts of the oracle are of kinds that it was not chosen on"
     return [f"{where}, and have the best schedule of all"] if unseen else []
-
-
-def _digest(scored: Mapping[str, Any]) -> str:
-    return fingerprint(json.dumps(scored, sort_keys=True))
 
 
 def _read(path: Path) -> Any:

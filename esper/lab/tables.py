@@ -10,7 +10,7 @@ import pandas as pd
 
 from esper.lab.evaluation import POLICIES
 from esper.lab.runs import Run
-from esper.lab.scoring import Scoring, read_scores, scored_file
+from esper.lab.scoring import Scoring
 from esper.measure.seed_log import Seed, SeedStats, grouped
 
 
@@ -23,7 +23,7 @@ def host_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
     """
     parts: list[pd.DataFrame] = []
     for run in runs:
-        scored = read_scores(run, scored_file(run, scoring.hosts, scoring.overrides))
+        scored = scoring.read(run)
         for name, rows in scored["rows"].items():
             if name in POLICIES or (name in scoring.baselines and run.arm == scoring.arm):
                 cell = {"arm": run.arm if name in POLICIES else name, "controller": name, "block": run.block}
@@ -43,7 +43,7 @@ def seed_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
     """
     found: list[dict[str, Any]] = []
     for run in runs:
-        scored = read_scores(run, scored_file(run, scoring.hosts, scoring.overrides))
+        scored = scoring.read(run)
         for name, rows in scored["rows"].items():
             if name == "policy" or (name in scoring.baselines and run.arm == scoring.arm):
                 cell = {"arm": run.arm if name == "policy" else name, "block": run.block}

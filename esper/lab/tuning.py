@@ -85,12 +85,12 @@ class Tuning:
     def _save(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         state = {**self._identity(), "trials": [asdict(trial) for trial in self.trials]}
-        write_whole(self.folder / FILE, json.dumps(state | {"sha256": _digest(state)}, indent=1) + "\n")
+        write_whole(self.folder / FILE, json.dumps(state | {"sha256": fingerprint(state)}, indent=1) + "\n")
 
     def _load(self, path: Path) -> None:
         try:
             state = json.loads(path.read_text())
-            if state.pop("sha256") != _digest(state):
+            if state.pop("sha256") != fingerprint(state):
                 raise ValueError
             trials = [Trial(**trial) for trial in state.pop("trials")]
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -195,10 +195,6 @@ class Tuning:
             f"the best of {len(ran)} trials is biased upwards; test it on new seeds: "
             f"python -m esper.train {shlex.join(arguments)}",
         ]
-
-
-def _digest(state: Mapping[str, Any]) -> str:
-    return fingerprint(json.dumps(state, sort_keys=True))
 
 
 def name(number: int) -> str:

@@ -17,8 +17,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
+from esper.lifecycle.stages import FloatArray, IntArray
 
 
 class Curve(IntEnum):

@@ -120,7 +120,7 @@ class SlotState:
         """Return the arrays by name."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
-    def of(self, rows: slice) -> "SlotState":
+    def of(self, rows: slice | npt.NDArray[np.integer[Any]]) -> "SlotState":
         """Return the state of some of the hosts."""
         return SlotState(**{name: array[rows] for name, array in self.arrays().items()})
 

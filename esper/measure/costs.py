@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.hosts.base import SlotSpec, slot_specs
+from esper.hosts.base import SlotSpec, segments_of, slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.lifecycle.stages import OCCUPIED, SlotState
 from esper.seeds.blueprints.base import BlueprintConfig
@@ -257,7 +257,7 @@ def _through(host: nn.Module, x: Tensor) -> tuple[list[Tensor], list[int]]:
     """Return the features at each slot of a host without seeds, and the FLOPs of each segment."""
     features, flops = list[Tensor](), list[int]()
     host.eval()
-    for segment in host.get_submodule("segments").children():
+    for segment in segments_of(host):
         x, count = count_flops(segment, x)
         features.append(x)
         flops.append(count)

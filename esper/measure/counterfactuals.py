@@ -10,14 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from esper.lifecycle.stages import TAKES_PART, SlotState, Stage
+from esper.lifecycle.stages import TAKES_PART, BoolArray, FloatArray, SlotState, Stage
 from esper.measure import attribution
 from esper.measure.plans import Plan, coalitions
 from esper.seeding import stream
-
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float32]
-
 
 MOST_SUBSETS = 8
 """Maximum number of seeds for the plan `factorial`: 256 settings, tens of times the cost of a plain validation."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.hosts.base import slot_specs
+from esper.hosts.base import segments_of, slot_specs
 from esper.measure.costs import Price
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.gated import Gate
@@ -45,7 +45,7 @@ def measure_latency(
         device: device of the measurement.
     """
     specs, x = slot_specs(host), samples[torch.arange(BATCH) % len(samples)].to(device)
-    segments = list(host.to(device).eval().get_submodule("segments").children())
+    segments = segments_of(host.to(device).eval())
     found, bare = Price.unknown(len(blueprints), len(specs)), list[float]()
 
     def seconds(slot: int | None = None, change: Callable[[Tensor], Tensor] | None = None) -> float:

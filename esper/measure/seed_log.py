@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32]
-BoolArray = npt.NDArray[np.bool_]
+from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
+
 NONE = -1
 """Blueprint of an empty slot."""
 FATES = ("live", "kept", "removed", "rolled_back")

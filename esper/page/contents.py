@@ -15,7 +15,6 @@ from esper.lab.evaluation import ORACLE
 from esper.page import best, costs, findings, lead
 from esper.page.curves import HEALTH, SHOWN, Chart, curves, reward_tags
 from esper.page.evaluations import Evaluated, controllers, evaluations, head, largest, richest
-from esper.page.kinds import kind_words
 from esper.page.lead import Grown
 from esper.page.packing import packed, selection
 from esper.page.seeds import seed_rows
@@ -141,7 +140,7 @@ def gather(folder: Path, hosts: int | None = None) -> Contents:
         best=best.best_update(state.get("best")),
         cards=_cards(worth, baseline, score, prices.get("host", {})) if worth else [],
         kinds=kinds,
-        kind_words=kind_words(max(row[0] for row in kinds), part) if kinds else "",
+        kind_words=findings.kind_words(max(row[0] for row in kinds), part) if kinds else "",
         part=part,
         comparison=_comparison(evaluated, score),
         oracle=evaluated is not None and ORACLE in evaluated.report["hosts"],

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.lab.evaluation import ORACLE
-from esper.lab.kinds import condensed
+from esper.lab.kinds import PASSES, STAYS, condensed
 from esper.stats.intervals import Interval, mean_interval
-from esper.telemetry.text import counted
+from esper.telemetry.text import counted, percent
 from esper.telemetry.traces import Table
 
 MOST_KINDS = 8
@@ -68,11 +68,6 @@ def cards(table: Table, never: Table, *, score: str, host: Mapping[str, float], 
         label = f"FLOPs per sample after growing: {flops_N.mean():,.0f} instead of {host['flops']:,}"
         found.append(Card(value=f"{flops_N.mean() / host['flops']:.3g} x", label=label))
     return found
-
-
-def percent(share: float) -> str:
-    """Return a share such as "38 %"."""
-    return f"{100 * share:.0f} %"
 
 
 def signed(interval: Interval) -> str:
@@ -145,6 +140,18 @@ def slot_words(slot: str, part: str) -> list[str]:
         return []
     where = f"row {found[1]}, column {found[2]}"
     return [f"Slot {slot} ({where}) is a place for a seed in {part} {found[2]} of the host. All are counted from 0."]
+
+
+def kind_words(kind: str, part: str) -> str:
+    """Return a sentence that explains kinds, by the example of one."""
+    events = " Events that pass are undone some epochs later; one that stays is not." if kind.endswith((STAYS, PASSES)) else ""
+    letters = re.match(r"[ox]+(?=,| |$)", kind)
+    if not letters:
+        return f"A kind names what sets these hosts apart; the controller is not told.{events}"
+    return (
+        f"A kind such as {letters[0]} has one letter per {part}, in forward order: o for an intact {part}, x for one with a "
+        f"built-in defect, which a seed in the right slot makes up for. The controller is not told the kind.{events}"
+    )
 
 
 def plantings(table: Table) -> list[dict[str, Any]]:

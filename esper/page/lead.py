@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from esper.page.findings import claim, gain, habits, percent, results, signed, verdict
+from esper.page.findings import claim, gain, habits, results, signed, verdict
 from esper.stats.intervals import Interval
-from esper.telemetry.text import counted
+from esper.telemetry.text import counted, percent
 from esper.telemetry.traces import Table
 
 TINY = 0.05

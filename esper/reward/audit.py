@@ -8,13 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from esper.lifecycle.stages import TAKES_PART
+from esper.lifecycle.stages import TAKES_PART, BoolArray, FloatArray
 from esper.reward.signals import StepSignals
 from esper.reward.table import SHAPING
 from esper.reward.terms import CONTRIBUTES, Births, contributions
-
-FloatArray = npt.NDArray[np.float32]
-BoolArray = npt.NDArray[np.bool_]
 
 RATIO = 5.0
 """Ratio of a seed's contribution to the gain since its birth above which it is suspect: the host merely depends on it."""

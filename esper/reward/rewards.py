@@ -6,16 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from esper.lifecycle.stages import SlotState
+from esper.lifecycle.stages import FloatArray, SlotState
 from esper.measure.plans import Plan
 from esper.reward import terms
 from esper.reward.signals import StepSignals
 from esper.reward.table import SHAPING, Pay, Pays
 from esper.reward.terms import Memory
-
-FloatArray = npt.NDArray[np.float32]
 
 
 class RewardError(ValueError):

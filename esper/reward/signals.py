@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esper.lifecycle.stages import SlotState
+from esper.lifecycle.stages import FloatArray, SlotState
 from esper.measure.counterfactuals import Worth
-
-FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

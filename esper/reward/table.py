@@ -5,15 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from esper.lifecycle.stages import Op, SlotState
+from esper.lifecycle.stages import FloatArray, Op, SlotState
 from esper.measure.plans import Plan
 from esper.reward import terms
 from esper.reward.signals import StepSignals
 
-FloatArray = npt.NDArray[np.float32]
 Pay = Callable[[StepSignals], FloatArray]
 """Function from signals to the unweighted term `[N]`; a `Memory` if it keeps state."""
 

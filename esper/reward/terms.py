@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esper.lifecycle.stages import LIVE, OCCUPIED, Op, SlotState, Stage
+from esper.lifecycle.stages import LIVE, OCCUPIED, BoolArray, FloatArray, Op, SlotState, Stage
 from esper.reward.signals import StepSignals
 
 Array = npt.NDArray[Any]
-FloatArray = npt.NDArray[np.float32]
-BoolArray = npt.NDArray[np.bool_]
 
 STAGE_VALUE = np.array([0.0, 1.0, 2.0, 3.5, 5.5, 6.0, 0.0, 0.0], dtype=np.float32)
 """Potential of a seed in each stage, by `Stage`."""

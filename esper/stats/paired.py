@@ -19,7 +19,7 @@ from scipy.special import ndtr
 from esper.stats.intervals import UNKNOWN, Interval
 from esper.stats.sign_flip import sign_flip
 
-Array = npt.NDArray[np.float64]
+Float64Array = npt.NDArray[np.float64]
 RESAMPLES = 9_999
 """Number of bootstrap samples. The relative error of a tail probability of 2.5 % is about 6 %."""
 POWER = 0.8

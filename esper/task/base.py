@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.fusion.layout import Layout
 from esper.growth.objective import CLASSIFICATION, Objective
-from esper.hosts.base import HostConfig
+from esper.hosts.base import HostConfig, segments_of
 from esper.ranges import check_ranges
 from esper.seeding import stream, torch_stream
 from esper.task.augment import Augmentation
@@ -242,7 +242,7 @@ class Task:
             layer.register_forward_hook(keep)
         with torch.no_grad():
             x = self.data.inputs(self.data.valid_x[:2])
-            for segment in cast(nn.ModuleList, host.segments):
+            for segment in segments_of(host):
                 x = segment(x)
         return max(sizes) // 2
 

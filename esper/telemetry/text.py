@@ -1,9 +1,13 @@
 """Numbers, durations and curves as text."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 from esper.telemetry.tags import metric
+
+LETTERS = ("", "k", "M", "G", "T", "P", "E")
+"""Letters of the powers of 1,000."""
 
 
 def number(value: float) -> str:
@@ -13,12 +17,25 @@ def number(value: float) -> str:
 
 def short(value: float) -> str:
     """Return a number with two or three digits, or its thousands with a letter, as in 0.31, 12.3 and 12.3k."""
-    for letter, least, size in (("G", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e4, 1e3)):
-        if abs(value) >= least:
-            return f"{value / size:.3g}{letter}"
+    if abs(value) >= 1e4:
+        return si(value)
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     text = f"{value:,.{digits}f}"
     return text.lstrip("-") if not text.strip("-0.") else text  # no minus zero
+
+
+def si(value: float, digits: int = 3, gap: str = "") -> str:
+    """Return a number with so many digits and the letter of its power of 1,000, as in 7.07k; a dash if it is not finite."""
+    if not math.isfinite(value):
+        return "-"
+    rounded = float(f"{value:.{digits}g}")
+    power = min(max(0, len(f"{abs(rounded):.0f}") - 1) // 3, len(LETTERS) - 1)
+    return f"{rounded / 1000**power:g}{gap}{LETTERS[power]}".rstrip()
+
+
+def percent(share: float) -> str:
+    """Return a share such as "38 %"."""
+    return f"{100 * share:.0f} %"
 
 
 def quantity(tag: str, value: float) -> str:

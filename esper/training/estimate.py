@@ -10,10 +10,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.config import Config, ConfigError
 from esper.env import observation as obs
@@ -23,12 +23,12 @@ from esper.env.member_data import is_resident
 from esper.env.shard import CAPTURED_BATCHES, CPU_FEATURES, GPU_FEATURES, VALIDATION_BATCH
 from esper.env.shard_pool import available_cores, fitting_members
 from esper.growth.loss import LOGITS
-from esper.hosts.base import slot_specs
+from esper.hosts.base import segments_of, slot_specs
 from esper.measure.costs import count_parameters
 from esper.task.base import Task
 from esper.task.instances import Split
 from esper.task.loading import load_task
-from esper.telemetry.text import counted
+from esper.telemetry.text import counted, si
 
 CPU = torch.device("cpu")
 FLOAT = 4
@@ -194,7 +194,7 @@ def _features(config: Config, size: HostSize, task: Task) -> HostSize:
         host = task.host(config.seed, Split.TRAINING, 0, 0)
         weights.update(parameter.untyped_storage().data_ptr() for parameter in host.parameters())
         with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            for segment in cast(nn.ModuleList, host.train().segments):
+            for segment in segments_of(host.train()):
                 x = segment(x)
                 widths.append(x.numel() // 2)
     except Exception:  # the check of the host says what is wrong
@@ -310,11 +310,5 @@ def capacity(device: torch.device) -> float:
 
 def in_bytes(count: float) -> str:
     """Return a number of bytes with two digits and a unit, as in 210 MB."""
-    number = short(count)
+    number = si(count, digits=2, gap=" ")
     return f"{number}B" if number[-1].isalpha() else f"{number} B"
-
-
-def short(count: float) -> str:
-    """Return a number with two digits and the letter of its power of 1,000, as in 4.2 k."""
-    power = min(max(0, len(f"{float(f'{count:.2g}'):.0f}") - 1) // 3, 6)
-    return f"{float(f'{count:.2g}') / 1000**power:g} {('', 'k', 'M', 'G', 'T', 'P', 'E')[power]}".rstrip()

@@ -9,7 +9,7 @@ import torch
 from esper.buffer.transition import Decision, State
 from esper.env.actions import Observation
 from esper.env.sandbox_optimum import Optimum
-from esper.env.sandbox_rules import CONTRIBUTION_UNIT, SLOT_FEATURES, Array
+from esper.env.sandbox_rules import CONTRIBUTION_UNIT, SLOT_FEATURES, Float64Array
 
 
 class Oracle(Optimum):
@@ -27,7 +27,13 @@ class Oracle(Optimum):
         }
 
     def act(
-        self, observation: Observation, state: State, *, is_init: npt.NDArray[np.bool_], uniform: Array, greedy: bool = False
+        self,
+        observation: Observation,
+        state: State,
+        *,
+        is_init: npt.NDArray[np.bool_],
+        uniform: Float64Array,
+        greedy: bool = False,
     ) -> Decision:
         """Act on observations alone; all hosts must be in the same step of their episode."""
         fresh = {name: tensor.numpy() for name, tensor in self.start(len(is_init)).items()}

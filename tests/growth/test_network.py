@@ -9,6 +9,7 @@ from torch import nn
 
 from esper.fusion.layout import Layout, take_members
 from esper.growth.objective import CLASSIFICATION
+from esper.hosts.base import segments_of
 from esper.lifecycle.roles import Blend, Incubation
 from esper.seeds.slot_gradients import GradientHooks
 from tests.reference_host import variants
@@ -41,7 +42,7 @@ def test_closed_loop_seeds_are_computed_in_the_second_pass_only(grown, incubatio
     population.behind[:] = population.behind & (np.arange(8) > 1)[:, None]  # members 5 and 6, in slots 0 and 2
     assert [population.behind[:, slot].nonzero()[0].tolist() for slot in range(3)] == [[5], [], [6]]
     population.arrange()
-    segments = network._segments(network.host.module)
+    segments = segments_of(network.host.module)
     seen = {slot: [] for slot in range(4)}
     for slot, segment in enumerate(segments):
         segment.register_forward_pre_hook(lambda _, args, slot=slot: seen[slot].append(args[0].shape[1]))
@@ -159,7 +160,7 @@ def count_rows(network, act):
     rows = dict.fromkeys([*range(len(network.slots) + 1), *network.banks], 0)
     hooks = []
     for name, module in [
-        *enumerate(network._segments(network.host.module)),
+        *enumerate(segments_of(network.host.module)),
         *((k, b.fleet.module) for k, b in network.banks.items()),
     ]:
 

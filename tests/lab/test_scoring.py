@@ -7,7 +7,6 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -67,11 +66,11 @@ def test_scores_keep_the_code_version_of_each_controller(
     shutil.copytree(experiment, folder)
     run = next(run for run in find_runs([folder]) if run.finished)
     score(run, 2)
-    path, digest = scored_file(run, 2), lambda content: fingerprint(json.dumps(content, sort_keys=True))
+    path = scored_file(run, 2)
     old = {name: value for name, value in json.loads(path.read_text()).items() if name != "sha256"}
     assert {*old["esper"]} == {*old["rows"]}
     old["esper"] = {"version": "0", "source": "before", "commit": None, "changed": None}
-    path.write_text(json.dumps({**old, "sha256": digest(old)}))
+    path.write_text(json.dumps({**old, "sha256": fingerprint(old)}))
     score_baselines(run, Scoring(hosts=2, baselines=["random"], arm=run.arm))
     versions = {name: version["source"] for name, version in read_scores(run, path)["esper"].items()}
     assert versions.pop("random") == versions.pop("wait") != "before"
@@ -186,14 +185,10 @@ def test_workers_give_the_scores_of_one_process(tmp_path: Path, capsys: pytest.C
     assert "is damaged: remove it, and the run is scored again" in capsys.readouterr().err
 
 
-class Deadly:
+class Deadly(Scoring):
     """A scoring that kills its process."""
 
-    hosts, overrides = 2, ()
-    baselines = ()
-
-    @staticmethod
-    def scores(_: Run) -> Scores:
+    def scores(self, run: Run) -> Scores:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("unreachable")
 
@@ -203,11 +198,11 @@ def test_scoring_starts_no_more_processes_than_runs(experiment: Path, monkeypatc
     monkeypatch.setattr(
         "esper.lab.scoring.Parallel", lambda n_jobs, **_: lambda jobs: started.append(n_jobs) or [{} for _ in jobs]
     )
-    assert len(list(score_all(runs, cast(Scoring, Deadly()), workers=10**9))) == len(runs)
+    assert len(list(score_all(runs, Deadly(hosts=2, baselines=(), arm="shaped"), workers=10**9))) == len(runs)
     assert started == [len(runs)]
 
 
 def test_a_killed_worker_is_one_sentence(experiment: Path) -> None:
     runs = [run for run in find_runs([experiment]) if run.finished]
     with pytest.raises(ConfigError, match="killed, most likely out of memory: set workers below 2; runs scored so far are kept"):
-        list(score_all(runs, cast(Scoring, Deadly()), workers=2))
+        list(score_all(runs, Deadly(hosts=2, baselines=(), arm="shaped"), workers=2))

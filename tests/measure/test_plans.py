@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from docs.tables.counterfactuals import plan_cost
 from esper.fusion.layout import Layout
 from esper.growth.variants import Fork
-from esper.hosts.base import Host
+from esper.hosts.base import Host, segments_of
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.roles import Blend
 from esper.measure.attribution import draw_orders, subsets
@@ -146,7 +146,7 @@ def test_cost_model_equals_the_computation(grown, plan, layout):
             owner = fork.owner_P
     flops = flops_of(lambda: network.path_logits(x, tree))
     part, samples = [], x
-    for segment in network._segments(network.host.bind()):
+    for segment in segments_of(network.host.bind()):
         part.append(flops_of(lambda segment=segment, samples=samples: segment(samples)) // 8)
         samples = segment(samples)
     expected = sum(part[slot] * one.segments[slot] for one in model for slot in range(4))

@@ -11,8 +11,7 @@ from esper.page.best import best_update, decline
 from esper.page.costs import rows, with_flops
 from esper.page.curves import reward_tags
 from esper.page.evaluations import controllers, meaning
-from esper.page.findings import cards, gain, habits, kinds, plantings, rival_sentence, slot_words, verdict
-from esper.page.kinds import kind_words
+from esper.page.findings import cards, gain, habits, kind_words, kinds, plantings, rival_sentence, slot_words, verdict
 from esper.page.lead import Grown, failures, rollbacks, sentences
 from esper.page.seeds import log_of
 from tests.page.tables import report, table

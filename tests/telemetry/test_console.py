@@ -19,7 +19,7 @@ from esper.telemetry.console import ConsoleConfig, PlainConsole
 from esper.telemetry.jsonl import JsonlWriter
 from esper.telemetry.live import LiveConsole
 from esper.telemetry.tags import STAGES
-from esper.telemetry.text import bins, clock, duration, number, short, spark
+from esper.telemetry.text import bins, clock, duration, number, short, si, spark
 
 ROOT = Path(__file__).parents[2]
 METRICS = {
@@ -274,6 +274,10 @@ def test_numbers_and_curves() -> None:
         "-123,456",
     ]
     assert [short(value) for value in (0.00102, 14.26, 100.4, 123456, 2.5e7)] == ["0.00", "14.3", "100", "123k", "25M"]
+    assert short(999_600) == "1M"
+    values = (0, 7, 496, 4213, 995_000, 999_999, 2e9, float("nan"))
+    assert [si(value, 2, " ") for value in values] == ["0", "7", "500", "4.2 k", "1 M", "1 M", "2 G", "-"]
+    assert [si(value) for value in (7067, 999_600, -1234, 0.25)] == ["7.07k", "1M", "-1.23k", "0.25"]
     assert bins([1, 3, float("inf"), 5, 7, 9], 2) == [2, 7]
     assert bins([], 4) == []
     assert spark([0, 7, float("inf"), 3.5]) == "▁█▅"

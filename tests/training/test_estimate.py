@@ -19,7 +19,7 @@ from esper.growth.loss import LOGITS
 from esper.task.data import Data
 from esper.task.tinystories import TinyStoriesConfig
 from esper.training import estimate as subject
-from esper.training.estimate import PROCESS, estimate, in_bytes, short
+from esper.training.estimate import PROCESS, estimate, in_bytes
 
 BATCH = ["devices=[cpu]", "task.batch_size=1000", "host.base_channels=100", "env.potential=false", "blueprint=[norm]"]
 WORDS = ["updates=1", "steps=1", "telemetry=quiet", "devices=[cpu]"]
@@ -76,16 +76,7 @@ def test_tinystories_as_shipped_fits_a_gpu_of_24_gb(monkeypatch: pytest.MonkeyPa
     assert there["training on a batch"] > 1e9
 
 
-def test_numbers_are_short() -> None:
-    assert [short(number) for number in (0, 7, 496, 4213, 995_000, 999_999, 2e9)] == [
-        "0",
-        "7",
-        "500",
-        "4.2 k",
-        "1 M",
-        "1 M",
-        "2 G",
-    ]
+def test_bytes_have_two_digits() -> None:
     assert [in_bytes(number) for number in (12, 210e6, 3.7e12)] == ["12 B", "210 MB", "3.7 TB"]
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.agent.base import BoolArray
 from esper.env.actions import RELEVANT, Head, Op, segments
+from esper.lifecycle.stages import BoolArray
 
 MASKED = -1e9
 """Logit of illegal values: their probability underflows to exactly 0, and unlike -inf, 0 * logit is not NaN."""

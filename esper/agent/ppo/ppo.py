@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.agent.base import AgentConfig, BoolArray, Learner
+from esper.agent.base import AgentConfig, Learner
 from esper.agent.ppo.advantages import Baseline, Targets, apply_baseline, gae, returns_to_go, vtrace_advantages
 from esper.agent.ppo.diagnostics import diagnose, evaluate_rollout, gradient_norms, parts_of
 from esper.agent.ppo.distribution import free_parameters
@@ -35,6 +35,7 @@ from esper.buffer.base import Buffer, BufferConfig
 from esper.buffer.rollout import Rollout, Seen
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, Observation, Op
+from esper.lifecycle.stages import BoolArray
 from esper.ranges import check_ranges
 from esper.seeding import torch_stream
 

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray
+from esper.agent.base import AgentConfig
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
 from esper.env.actions import PINNED, RELEVANT, EnvSpec, Head, Observation, Op, segments
+from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
 from esper.ranges import check_ranges
 
 UniformArray = npt.NDArray[np.float64]

@@ -8,11 +8,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray, feature_scale
+from esper.agent.base import AgentConfig, feature_scale
 from esper.agent.scripted.base import Scripted, UniformArray, compose, features, most_urgent, offered, slot_features, step_number
 from esper.buffer.base import Buffer
 from esper.buffer.transition import State
 from esper.env.actions import EnvSpec, Observation, Op
+from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
 from esper.ranges import check_ranges
 
 LOOKBACK = 3

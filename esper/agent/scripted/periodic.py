@@ -9,10 +9,11 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from esper.agent.base import AgentConfig, IntArray, check_offered, check_time
+from esper.agent.base import AgentConfig, check_offered, check_time
 from esper.agent.scripted.base import Scripted, compose, most_urgent, offered, step_number
 from esper.buffer.base import Buffer
 from esper.env.actions import EnvSpec, Observation, Op
+from esper.lifecycle.stages import IntArray
 from esper.ranges import check_ranges
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.agent.base import AgentConfig, BoolArray, IntArray, check_offered
+from esper.agent.base import AgentConfig, check_offered
 from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent
 from esper.buffer.base import Buffer
 from esper.buffer.transition import State
 from esper.env.actions import STYLES, EnvSpec, Head, Observation, Op, segments
 from esper.lifecycle.roles import Blend
-from esper.lifecycle.stages import EMPTY
+from esper.lifecycle.stages import EMPTY, BoolArray, IntArray
 
 Topology = list[dict[str, str]]
 """The seeds that a host kept, in the order of its slots: `{"slot": "r0c1", "blueprint": "conv_light", "blend": "add"}`."""

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.agent.base import BoolArray, FloatArray, IntArray
 from esper.agent.scripted.base import Scripted, UniformArray, compose, features, most_urgent, offered, slot_features, step_number
 from esper.agent.scripted.greedy import potentials, worthy
 from esper.agent.scripted.heuristic import ACCURACY_POINTS
 from esper.buffer.transition import State
 from esper.env.actions import EnvSpec, Observation, Op
-from esper.lifecycle.stages import OCCUPIED, Stage
+from esper.lifecycle.stages import OCCUPIED, BoolArray, FloatArray, IntArray, Stage
 
 UNDERWAY = tuple(stage for stage in OCCUPIED if stage is not Stage.FOSSILIZED)
 """Stages of a seed that is neither kept nor gone."""

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.agent.base import AgentConfig, BoolArray, Controller, IntArray, check_offered, check_slot, check_time
+from esper.agent.base import AgentConfig, Controller, check_offered, check_slot, check_time
 from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent, offered, plant_and_keep, step_number
 from esper.buffer.base import Buffer
 from esper.buffer.transition import State
 from esper.env.actions import PARAMETER_HEADS, RELEVANT, VALUES, EnvSpec, Head, Observation, Op, segments
+from esper.lifecycle.stages import BoolArray, IntArray
 from esper.ranges import check_ranges
 
 OPS = {op.name.lower(): op for op in Op if op is not Op.WAIT}
