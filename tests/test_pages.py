@@ -146,7 +146,7 @@ def test_a_run_writes_what_the_page_says(folder: Path) -> None:
 def run_snippet(page: str, folder: Path) -> None:
     """Run the Python code of a page on this folder of a run."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
-    named = "multirun/single/2026-11-22_12-00-00"
+    named = "FOLDER"
     assert named in code
     exec(compile(code.replace(named, str(folder)), page, "exec"), {})
 

@@ -33,6 +33,11 @@ RESAMPLING = 0.06
 """Error of the ends of an interval from 9,999 of 32,768 sign patterns [points]."""
 
 
+def page_of(path: Path) -> str:
+    """Return the text of a page with every paragraph and item on one line, and rows of tables on lines of their own."""
+    return re.sub(r"(?<=[^|\n])\n(?:  )?(?=[^\s|#*>-])", " ", path.read_text())
+
+
 def values(record: str, outcome: str) -> pd.DataFrame:
     """Return an outcome of a record as a table of blocks by arms."""
     return pd.read_csv(ROOT / "experiments" / record / "comparison.csv").pivot(index="block", columns="arm", values=outcome)
@@ -124,7 +129,7 @@ RIVALS_TOLD = [
 def test_the_drift_studies_are_told_as_they_were(study: str, page: str, rivals: tuple[str, ...]) -> None:
     folder = ROOT / "experiments" / study
     own = page == "README of the record"
-    text = " ".join((folder / "README.md" if own else ROOT / page).read_text().split())
+    text = page_of(folder / "README.md" if own else ROOT / page)
     differences = pd.read_csv(folder / "differences.csv").query("outcome == 'return' and first == 'ppo'").set_index("second")
     for rival in rivals:
         mean, low, high = differences.loc[rival, ["mean", "low", "high"]]
@@ -139,7 +144,7 @@ def test_the_drift_studies_are_told_as_they_were(study: str, page: str, rivals: 
 
 
 def test_the_table_of_policies_in_worlds_is_that_of_the_studies() -> None:
-    page, told = (ROOT / "docs" / "worlds.md").read_text(), {study for study, *_ in RIVALS_TOLD}
+    page, told = page_of(ROOT / "docs" / "worlds.md"), {study for study, *_ in RIVALS_TOLD}
     for study in told:
         table = values(study, "return")
         share, low, high = closed(table, "ppo", RIVALS, "oracle")
@@ -155,14 +160,14 @@ def test_the_second_drift_study_tells_when_its_controllers_plant() -> None:
     nothing = moments.query("during == 'no change'").set_index("arm")["seeds"] / 960
     exact, late = f"{stays['ppo', 2]:.0%}", f"{stays['ppo'].loc[3:5].sum():.0%}"
     assert abs(stays["ppo"].sum() - stays["forest"].sum()) < 0.02
-    text = (folder / "README.md").read_text().replace(" %", "%")
+    text = page_of(folder / "README.md").replace(" %", "%")
     assert f"plants {stays['forest', 2]:.0%} of its seeds there" in text
     assert f"only {exact} in that epoch and {late} three to five epochs" in text
     assert f"plants {nothing['ppo']:.0%} where nothing" in text
 
 
 def test_the_gates_of_the_page_are_those_of_the_records():
-    page, preset = (ROOT / "docs" / "worlds.md").read_text(), (ROOT / "esper" / "task" / "digits_drift.py").read_text()
+    page, preset = page_of(ROOT / "docs" / "worlds.md"), page_of(ROOT / "esper" / "task" / "digits_drift.py")
     row = r"^\| \[`(\w+)`\]\(\.\./(experiments/[^/]+)/README.md\) \| (.* \| (?:passed|failed)) \|$"
     rows = re.findall(row, page, flags=re.MULTILINE)
     assert rows
@@ -184,14 +189,14 @@ def test_the_gates_of_the_page_are_those_of_the_records():
 
 def test_the_record_of_the_oracle_of_arrivals_tells_its_numbers() -> None:
     folder, interval = ROOT / "experiments" / "2026-11-26_arrivals_oracle", runpy.run_path(str(FORESIGHT))["interval"]
-    again, text = values(folder.name, "return"), (folder / "README.md").read_text()
+    again, text = values(folder.name, "return"), page_of(folder / "README.md")
     table = values("2026-11-25_arrivals_gate", "return").rename(columns={"oracle": "record"}).join(again)
     assert f"| mended oracle | {table['oracle'].mean():.2f} |" in text
     for arm in ("record", "react", "fixed", "react_bandit", "bandit", "wait"):
         told = f" | {interval((table['oracle'] - table[arm]).to_numpy())} |"
         assert re.search(rf"\| {table[arm].mean():.2f} \| [\d,]+{re.escape(told)}\n", text), arm
     lead = (table["oracle"] - table["react"]).mean()
-    assert f"leads by {lead:.1f} points" in " ".join(WORLDS.read_text().split())
+    assert f"leads by {lead:.1f} points" in page_of(WORLDS)
 
 
 def test_the_record_of_foresight_tells_its_numbers() -> None:
@@ -222,7 +227,7 @@ def test_the_study_of_one_training_tells_its_numbers(world: str) -> None:
     """Every row of the record, and the break-even."""
     folder = ROOT / "experiments" / "2026-11-24_one_training"
     study = runpy.run_path(str(folder / "break_even.py"))
-    table, text = study["means"](world), (folder / "README.md").read_text()
+    table, text = study["means"](world), page_of(folder / "README.md")
     text = text.split(f"**Result on `{world}`**")[1].split("**Result on `")[0]
     differences = one_training(world)
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \| (.+?) \| (\w+) \| (\S+) \| (.+?) \|$", text, flags=re.MULTILINE)
@@ -263,8 +268,8 @@ def test_the_readme_tells_the_study_of_one_training() -> None:
 def test_the_study_of_transfer_to_other_data_tells_its_numbers():
     study = runpy.run_path(str(ROOT / "experiments" / "2026-11-25_drift_transfer" / "transfers.py"))
     folder = ROOT / "experiments" / "2026-11-25_fashion_transfer"
-    table, text = study["returns"](folder / "fashion.csv"), (folder / "README.md").read_text()
-    log, means = (ROOT / "experiments" / "LOG.md").read_text(), table.mean()
+    table, text = study["returns"](folder / "fashion.csv"), page_of(folder / "README.md")
+    log, means = page_of(ROOT / "experiments" / "LOG.md"), table.mean()
     assert len(table) == 15
     assert study["best_rival"](table) == "react_bandit"
     names = {"forest": "forest, frozen", "ppo": "PPO, frozen", "wait": "never growing"}
@@ -276,7 +281,7 @@ def test_the_study_of_transfer_to_other_data_tells_its_numbers():
         ends = f"{one.low:.1f} to {one.high:.1f}"
         assert f"{abs(one.mean):.1f} ({ends}): {verdict}" in text
         assert ends in log
-    assert f"({ppo.low:.1f}) misses the preset limit of -{study['MARGIN']:.0f}" in " ".join(WORLDS.read_text().split())
+    assert f"({ppo.low:.1f}) misses the preset limit of -{study['MARGIN']:.0f}" in page_of(WORLDS)
     behind = study["difference"](table, "forest", "ppo")
     assert f"PPO {behind.mean:.1f} less than the forest ({behind.low:.1f} to {behind.high:.1f}" in text.replace("\n", " ")
 
@@ -284,8 +289,8 @@ def test_the_study_of_transfer_to_other_data_tells_its_numbers():
 def test_the_study_of_transfer_tells_its_numbers():
     """Every row of the record, and the sentences of docs and log."""
     folder = ROOT / "experiments" / "2026-11-25_drift_transfer"
-    study, text = runpy.run_path(str(folder / "transfers.py")), (folder / "README.md").read_text()
-    log, worlds = (ROOT / "experiments" / "LOG.md").read_text(), (ROOT / "docs" / "worlds.md").read_text()
+    study, text = runpy.run_path(str(folder / "transfers.py")), page_of(folder / "README.md")
+    log, worlds = page_of(ROOT / "experiments" / "LOG.md"), page_of(ROOT / "docs" / "worlds.md")
     for world in study["WORLDS"]:
         table = study["returns"](folder / f"{world}.csv")
         rival, means = study["best_rival"](table), table.mean()

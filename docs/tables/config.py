@@ -48,7 +48,8 @@ def group_page(group: str) -> Iterator[str]:
     """Yield a section for each option of a group, its presets, and the meaning of named values."""
     options = GROUPS[group]
     if group in MANY:
-        yield from (f"Several at a time, as in `'{group}=[{','.join(list(options)[:2])}]'`.", "")
+        several = list(options)[3:5]  # `auto` and `cpu` may be one device
+        yield from (f"Several at a time, as in `'{group}=[{','.join(several)}]'`.", "")
     for node in dict.fromkeys(options.values()):
         names = [name for name, other in options.items() if other is node]
         prefix = f"{group}.{names[0]}." if group in MANY else f"{group}."

@@ -245,6 +245,11 @@ class EnvConfig:
         """Raise ValueError if the environment cannot run with these settings."""
 
 
+def machines_of(env: Environment) -> dict[str, str]:
+    """Return `env.machines()`; empty for an environment from outside that does not know its machines."""
+    return getattr(env, "machines", dict[str, str])()
+
+
 def observation_space(spec: EnvSpec) -> spaces.Dict:
     """Return the space of one host's observation, by the names of `Observation`."""
     slots, blueprints = spec.num_slots, len(spec.blueprint_names)

@@ -15,7 +15,7 @@ from esper.agent.base import Learner
 from esper.buffer.transition import Transition
 from esper.checkpoint import Checkpoints, Notice, entries, load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
-from esper.env.base import EpisodeRecord, Hparam
+from esper.env.base import EpisodeRecord, Hparam, machines_of
 from esper.notices import heard_by, notice
 from esper.phases import marked
 from esper.task.check import mistakes
@@ -114,7 +114,7 @@ class Trainer:
                 Provenance(
                     self.folder,
                     self.update,
-                    self.env.machines(),
+                    machines_of(self.env),
                     cell=name or None,
                     plan=self._plan,
                     tuned=self._tuned.seconds,

@@ -9,10 +9,10 @@ import pytest
 from esper.checkpoint import load
 from esper.cli.overrides import check
 from esper.evaluate import main
-from esper.lab.evaluated import short
 from esper.lab.evaluation import Evaluation
 from esper.measure.costs import Price
 from esper.telemetry.jsonl import read_records
+from esper.telemetry.text import si
 from esper.training.resume import find_checkpoint
 from esper.training.trainer import Trainer
 from tests.training.small_run import config, newest, same, untimed
@@ -84,11 +84,11 @@ def test_an_evaluation_shows_flops_and_writes_them_by_host(tmp_path, capsys):
         (2e9, "2G"),
         (3e12, "3T"),
         (4e15, "4P"),
-        (4e19, "4e+04P"),
+        (4e19, "40E"),
     ],
 )
-def test_large_numbers_are_short(value, shown):
-    assert short(value) == shown
+def test_large_numbers_are_si(value, shown):
+    assert si(value) == shown
 
 
 # ---- telemetry changes nothing
