@@ -116,7 +116,7 @@ def plugin_digests() -> dict[str, str]:
             continue
         top = sys.modules[name.partition(".")[0]]
         files = sorted(Path(top.__path__[0]).rglob("*.py")) if hasattr(top, "__path__") else [Path(file)]
-        found[name] = sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+        found[name] = sha256(b"".join(path.read_bytes() for path in files if path.is_file())).hexdigest()  # one may have moved
     return found
 
 
