@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from esper.env.actions import Op
+from esper.fusion.precision import Precision
 from esper.lifecycle.stages import BLENDED, Stage
 from esper.measure.costs import Price
 from esper.reward.modes import ShapedConfig
@@ -53,6 +55,17 @@ def test_latency_is_measured_once_if_the_reward_needs_it(make_env, plan_actions,
     assert signals.latency_NS.tolist() == [[0, np.float32(5e-6), 0], [0, 0, 0]]
     assert signals.latency_before_NS.tolist() == [[0] * 3] * 2
     assert signals.host_latency == 1e-5
+
+
+@pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16])
+def test_latency_is_measured_in_the_precision_of_the_device(make_env, monkeypatch, precision):
+    env, half = make_env(1, 2, reward=TIMED, precision=precision), []
+    monkeypatch.setattr(
+        "esper.env.shard_pool.measure_latency",
+        lambda *_: half.append(torch.is_autocast_enabled("cpu")) or known_latency(env),
+    )
+    env.reset(seed=1)
+    assert half == [precision is Precision.bf16]
 
 
 def test_restored_latency_is_not_measured_again(make_env, monkeypatch):
