@@ -1,14 +1,17 @@
-"""All figures worth knowing of a GPU, in a call of at most eight minutes: tests, roofs, throughput, shards, precision, memory.
+"""All figures worth knowing of a GPU, in a call of at most eight minutes: roofs, tests, memory, precision, throughput, shards.
 
     python benchmarks/gpu.py --out FOLDER
     python benchmarks/gpu.py --out FOLDER --only roofs digits
     python benchmarks/gpu.py --quick                          # checks the script, on the CPU where there is no GPU
 
 Hosts train in their environment, with a seed in every second host; a row is one warm-up episode and one timed episode. What does
-not fit into the minutes is reported as left out. FOLDER gets gpu.json and gpu.md. Results: benchmarks/README.md.
+not fit into the minutes is reported as left out: a row is not begun if less time is left than the last one took. FOLDER gets
+gpu.json and gpu.md. Results: benchmarks/README.md. Needs Esper's dependencies and pytest; without an installed Esper, set
+PYTHONPATH=. first.
 """
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -45,15 +48,30 @@ WORLDS = {
 """Overrides, blueprint and slot of the seeds, and numbers of hosts, by the name of the section."""
 
 
+TESTS = 150
+"""Most seconds for tests/gpu."""
+PYTEST = [sys.executable, "-m", "pytest", "tests/gpu", "-o", "addopts=--import-mode=importlib", "-q", "-rfEs", "--tb=short"]
+
+
 class Clock:
     """The device's clock, and what is left of the minutes."""
 
-    def __init__(self, device: torch.device, minutes: float) -> None:
-        self.device, self._end = device, time.perf_counter() + 60 * minutes
+    def __init__(self, device: torch.device, minutes: float, *, quick: bool) -> None:
+        self.device, self.quick = device, quick
+        self._end, self._last = time.perf_counter() + 60 * minutes, 20.0
 
     def left(self) -> float:
         """Return the seconds that are left."""
         return self._end - time.perf_counter()
+
+    def row(self, about: Row, measure: Callable[[], Row]) -> Row:
+        """Return a row of figures, or say that there is no time for one: the last one took longer than what is left."""
+        begun = time.perf_counter()
+        if not self.quick and self.left() < 1.2 * self._last:
+            return about | {"samples_per_second": "left out: no time"}
+        found = about | measure()
+        self._last = time.perf_counter() - begun
+        return found
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Run once, and return the wall time until the device is done [s]."""
@@ -83,9 +101,14 @@ def run_tests(clock: Clock, quick: bool) -> Iterator[Row]:
     if quick:
         yield {"tests": "left out: --quick"}
         return
-    command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-n", "0", "-p", "no:cacheprovider", "-rs"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=max(10, clock.left()), check=False)
-    yield {"tests": done.stdout.strip().splitlines()[-1], "exit": done.returncode, "output": done.stdout[-4000:]}
+    limit = min(TESTS, max(10.0, clock.left()))
+    try:
+        done = subprocess.run(PYTEST, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False)
+        code, output = str(done.returncode), done.stdout + done.stderr
+    except subprocess.TimeoutExpired as late:
+        parts = [part.decode() if isinstance(part, bytes) else part for part in (late.stdout, late.stderr) if part]
+        code, output = f"stopped after {limit:.0f} s", "".join(parts)
+    yield {"tests": (output.strip().splitlines() or ["no output"])[-1], "exit": code, "output": output[-6000:]}
 
 
 def measure_roofs(clock: Clock, quick: bool) -> Iterator[Row]:
@@ -122,25 +145,22 @@ def measure_hosts(world: str, clock: Clock, quick: bool, folder: Path) -> Iterat
     """Measure how many samples a second the hosts of a world train on, by their number and by the size of shards."""
     for hosts in WORLDS[world][3] if not quick else (2,):
         for members in sorted({hosts, max(1, hosts // 8), 1 if hosts <= 8 else hosts}, reverse=True):
-            if clock.left() < (0 if quick else 30):
-                yield {"hosts": hosts, "members_per_shard": members, "samples_per_second": "left out: no time"}
-                continue
-            yield _throughput(world, hosts, members, clock, quick, folder)
+            about = {"hosts": hosts, "members_per_shard": members}
+            yield clock.row(about, partial(_throughput, world, hosts, members, clock, quick, folder))
 
 
 def measure_precisions(clock: Clock, quick: bool, folder: Path) -> Iterator[Row]:
     """Measure the throughput of the largest populations in each precision."""
     for world in WORLDS if not quick else ("digits",):
         for precision in ("fp32", "bf16", "fp16") if clock.device.type == "cuda" else ("fp32", "bf16"):
-            if clock.left() < (0 if quick else 30):
-                yield {"world": world, "precision": precision, "samples_per_second": "left out: no time"}
-                continue
             hosts = 2 if quick else WORLDS[world][3][-1]
-            yield {"world": world, "precision": precision} | _throughput(world, hosts, 0, clock, quick, folder, precision)
+            about = {"world": world, "precision": precision}
+            yield clock.row(about, partial(_throughput, world, hosts, 0, clock, quick, folder, precision))
 
 
 def _throughput(world: str, hosts: int, members: int, clock: Clock, quick: bool, folder: Path, precision: str = "fp32") -> Row:
     """Return the figures of one population."""
+    gc.collect()  # an environment refers to itself, and holds its data on the device until it is collected
     env = _env(world, hosts, members, clock.device, quick, folder, precision)
     samples, grow = env.sampler.samples_per_epoch, partial(_episode, env, world)
     grow()  # warm-up
@@ -162,16 +182,17 @@ def _throughput(world: str, hosts: int, members: int, clock: Clock, quick: bool,
 def _env(
     world: str, hosts: int, members: int, device: torch.device, quick: bool, folder: Path, precision: str = "fp32"
 ) -> Environment:
-    overrides, *_ = WORLDS[world]
-    name = "cpu" if device.type == "cpu" else "cuda:0"
-    small = ["task.epoch_samples=32", "task.valid_samples=8", "task.batch_size=16"] if quick else []
     data = [f"task.root={images(folder)}"] if world == "cifar" else []
-    chosen = [f"devices=[{name}]", f"devices.{name}.members_per_shard={members}", f"devices.{name}.precision={precision}"]
-    chosen.append(f"steps={6 if quick else STEPS}")
-    config = check(
-        [*overrides, *small, *data, *chosen, f"hosts={hosts}", "agent.twins=1", "agent.baseline=critic", "agent.minibatches=1"]
-    )
-    return build_env(config, split=Split.TRAINING, hosts=hosts)
+    chosen = overrides(world, hosts, members, "cpu" if device.type == "cpu" else "cuda:0", precision, quick=quick)
+    return build_env(check([*chosen, *data]), split=Split.TRAINING, hosts=hosts)
+
+
+def overrides(world: str, hosts: int, members: int, name: str, precision: str, *, quick: bool) -> list[str]:
+    """Return the overrides of a population on the device of this name."""
+    small = ["task.epoch_samples=32", "task.valid_samples=8", "task.batch_size=16"] if quick else []
+    device = [f"devices=[{name}]", f"devices.{name}.members_per_shard={members}", f"devices.{name}.precision={precision}"]
+    agent = ["agent.twins=1", "agent.baseline=critic", "agent.minibatches=1"]
+    return [*WORLDS[world][0], *small, *device, f"steps={6 if quick else STEPS}", f"hosts={hosts}", *agent]
 
 
 def _episode(env: Environment, world: str) -> None:
@@ -227,15 +248,15 @@ def main() -> None:
     if not torch.cuda.is_available() and not given.quick:
         parser.error("there is no CUDA device: run this on a machine with one, or add --quick")
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    clock, record = Clock(device, given.minutes), {"hardware": [hardware(device)]}
+    clock, record = Clock(device, given.minutes, quick=given.quick), {"hardware": [hardware(device)]}
     with TemporaryDirectory() as name:
         folder = Path(name)
         sections: Mapping[str, Callable[[], Iterator[Row]]] = {
             "roofs": partial(measure_roofs, clock, given.quick),
-            **{world: partial(measure_hosts, world, clock, given.quick, folder) for world in WORLDS},
-            "precisions": partial(measure_precisions, clock, given.quick, folder),
-            "memory": partial(measure_memory, clock, given.quick, folder),
             "tests": partial(run_tests, clock, given.quick),
+            "memory": partial(measure_memory, clock, given.quick, folder),
+            "precisions": partial(measure_precisions, clock, given.quick, folder),
+            **{world: partial(measure_hosts, world, clock, given.quick, folder) for world in WORLDS},
         }
         if unknown := set(given.only or ()) - set(sections):
             parser.error(f"--only knows {', '.join(sections)}, not {', '.join(sorted(unknown))}")

@@ -42,6 +42,7 @@ from esper.env.sandbox import SandboxConfig
 from esper.governor.base import GovernorConfig
 from esper.governor.off import NoGovernorConfig
 from esper.governor.watchdog import StrictWatchdogConfig, TolerantWatchdogConfig, WatchdogConfig
+from esper.grammar import read_device_keys
 from esper.hosts.base import HostConfig
 from esper.hosts.table import HOSTS
 from esper.lifecycle.gates import GatesConfig, StrictConfig
@@ -304,7 +305,6 @@ _BESIDE = Path(__file__).parent / "conf"
 CONF = _BESIDE if _BESIDE.is_dir() else Path(__file__).parent.parent / "conf"
 """Folder of the YAML files: inside the package if installed from a wheel, else at the top of the checkout."""
 
-
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints in a run's folder."""
 
@@ -340,6 +340,7 @@ def store_option(group: str, name: str, kind: type) -> None:
 
 def _store_groups() -> None:
     """Store the root config and the table of groups in Hydra's ConfigStore."""
+    read_device_keys()
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for group, options in GROUPS.items():

@@ -2,6 +2,7 @@
 
 import platform
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +89,12 @@ def find_precision(name: str, precision: Precision) -> Precision:
         slow = f"devices.{name}.precision=fp16 is up to twenty times slower than fp32 on a CPU: choose bf16, or a GPU"
         warnings.warn(slow, Notice, stacklevel=2)
     return precision
+
+
+def compute_exactly(devices: Iterable[torch.device]) -> None:
+    """Let fp32 be fp32 on GPUs: torch would round the factors of convolutions, unlike those of matrix products, to TF32."""
+    if any(device.type == "cuda" for device in devices):
+        torch.backends.cudnn.allow_tf32 = False
 
 
 def device_name(device: torch.device) -> str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.env.devices import DeviceConfig, device_name, find_device, find_precision
+from esper.env.devices import DeviceConfig, compute_exactly, device_name, find_device, find_precision
 from esper.env.host_pool import Epoch, HostPool, PoolParts, joined
 from esper.env.host_sampler import EpochOrder, HostSampler
 from esper.env.member_data import place_data
@@ -39,6 +39,7 @@ class ShardPool(HostPool):
         HostPool.__init__(self, parts, meter)
         self.task, devices = parts.task, parts.devices
         self._precision = {find_device(name): find_precision(name, one.precision) for name, one in devices.items()}
+        compute_exactly(self._precision)
         self.shards: list[Shard] = []
         self._sensors: dict[torch.device, PotentialSensor] = {}
         # At most one thread per shard: kernels this small do not benefit from more threads, which spin while they wait for each

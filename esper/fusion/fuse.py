@@ -54,6 +54,8 @@ def fuse(modules: Sequence[nn.Module], path: str = "", *, tied: bool = False) ->
     if not path:
         _refuse_randomness(first)
     name = path or type(first).__name__
+    if not path:
+        _refuse_shared_buffers(first)
     if not path and not tied and len(list(first.parameters())) < len(list(first.named_parameters(remove_duplicate=False))):
         raise FusionError(f"{name} uses a parameter in two places: a Fleet ties them, a fused module alone cannot")
     stacked = STACKED.get(type(first))
@@ -75,6 +77,17 @@ def fuse(modules: Sequence[nn.Module], path: str = "", *, tied: bool = False) ->
         if child is not None
     }
     return fused
+
+
+def _refuse_shared_buffers(module: nn.Module) -> None:
+    """Raise FusionError if a layer with buffers is used in two places: its stacked forms would keep one set for each."""
+    first: dict[nn.Module, str] = {}
+    for path, layer in module.named_modules(remove_duplicate=False):
+        if first.setdefault(layer, path) != path and any(True for _ in layer.buffers(recurse=False)):
+            raise FusionError(
+                f"{first[layer]} and {path} are one {type(layer).__name__}, and stacked forms do not share buffers: use two "
+                "layers, or set devices.<name>.members_per_shard=1"
+            )
 
 
 def _refuse_randomness(module: nn.Module) -> None:

@@ -70,8 +70,9 @@ class ActiveSeeds:
 
 
 def on_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array as a tensor on a device."""
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+    """Return an array as a tensor on a device, without waiting for a GPU."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def in_banks(roles: Roles, slot: int, where_M: BoolArray) -> list[tuple[int, bool, npt.NDArray[np.int64]]]:

@@ -28,8 +28,8 @@ class _Blend(torch.autograd.Function):
     ) -> Tensor:
         ctx.members, effect, mixed = members, delta, tuple[Tensor, ...]()
         if times_L is not None:
-            part, factor = take_members(h, live_L, members), torch.tanh(delta)
-            effect, mixed = torch.where(per_member(times_L, delta), part * factor, delta), (alpha_L, times_L, part, factor)
+            product = take_members(h, live_L, members) * torch.tanh(delta)
+            effect, mixed = torch.where(per_member(times_L, delta), product, delta), (alpha_L, times_L, h, delta)
         ctx.save_for_backward(pull_L, live_L, *mixed)
         return _added(h, live_L, effect * per_member(alpha_L, delta), members)
 
@@ -39,8 +39,8 @@ class _Blend(torch.autograd.Function):
         g = take_members(grad, live_L, ctx.members)
         grad_delta = g * per_member(pull_L, g).to(g.dtype)
         if mixed:
-            alpha_L, times_L, part, factor = mixed
-            times = per_member(times_L, g)
+            alpha_L, times_L, h, delta = mixed  # inputs, not intermediates, so that second derivatives are right too
+            times, part, factor = per_member(times_L, g), take_members(h, live_L, ctx.members), torch.tanh(delta)
             direct = torch.where(times, g * factor * per_member(alpha_L, g).to(g.dtype), 0.0)
             grad = _added(grad, live_L, direct, ctx.members)
             grad_delta = grad_delta * torch.where(times, part * (1.0 - factor.square()), 1.0)

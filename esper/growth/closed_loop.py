@@ -29,6 +29,7 @@ from esper.fusion.fuse import Fleet
 from esper.fusion.layout import join_members, take_members
 from esper.growth.active import ActiveSeeds, FindBank, live_seeds
 from esper.growth.loss import LastSegment
+from esper.growth.mode import set_evaluation
 from esper.growth.objective import CLASSIFICATION, Objective
 from esper.hosts.base import segments_of
 from esper.lifecycle.roles import Roles
@@ -84,7 +85,7 @@ class ClosedLoopPass:
             objective: what the members learn.
         """
         training, x, segments = host.module.training, None, list[nn.Module]()
-        host.module.eval()
+        set_evaluation(host.module)
         for slot, here in enumerate(self.slots, self.first):
             if here.joins is not None:
                 x = starts[slot] if x is None else join_members([x, starts[slot]])
@@ -97,7 +98,8 @@ class ClosedLoopPass:
         assert x is not None
         last = LastSegment(segments[-1], x, len(self.slots[-1].hosts_L), objective)
         loss_L = last.losses(targets_MB[self.members_L], self.places_L, None if count_M is None else count_M[self.members_L])
-        host.module.train(training)
+        if training:
+            host.module.train()
         return loss_L
 
 

@@ -32,6 +32,7 @@ from esper.growth.active import ActiveSeeds, in_banks, live_seeds, on_device
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
 from esper.growth.learners import Learners, Pupils, several
 from esper.growth.loss import LastSegment, backpropagate
+from esper.growth.mode import set_evaluation
 from esper.growth.objective import CLASSIFICATION, Objective
 from esper.growth.snapshots import Snapshots
 from esper.growth.variants import Tree, path_logits, tree
@@ -190,7 +191,10 @@ class GrowingNetwork:
         )
 
     def train(self, mode: bool = True) -> None:
-        self.host.module.train(mode and not self.frozen)
+        if mode and not self.frozen:
+            self.host.module.train()
+        else:
+            set_evaluation(self.host.module)
 
     def forward(self, x: Tensor, hooks: GradientHooks | None = None) -> Tensor:
         """Return the outputs `[M, B, K]` for a batch in the layout of its kind.

@@ -96,7 +96,8 @@ class NewbornBranch:
     def __init__(self, blueprint: BlueprintConfig, slot: SlotSpec, device: torch.device | str) -> None:
         with seed_errors(blueprint, slot):
             row = newborn(blueprint, slot, torch_stream(0, "dormant", type(blueprint).__name__, slot.name, slot.channels))
-            self.branch = blueprint.branch(slot)
+            with torch.random.fork_rng(devices=[]):
+                self.branch = blueprint.branch(slot)
             nn.utils.vector_to_parameters(row, self.branch.parameters())
             names = _parameters_with_gradient(self.branch, slot)
             self.branch.requires_grad_(False).to(device)

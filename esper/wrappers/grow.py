@@ -16,6 +16,9 @@ from esper.wrappers.growing_slot import evaluating, has_slot, slot_spec
 UNMEASURED = ("min_gradient_ratio", "max_gradient_norm")
 """Gates whose values only Esper's own training loop measures."""
 
+CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d)
+"""Layers whose outputs `[B, C, L]` would be taken for sequences."""
+
 
 def grow(
     module: nn.Module,
@@ -64,14 +67,22 @@ def _specs(module: nn.Module, places: Mapping[str, str], example: Any) -> list[S
     """Return the slots after these submodules, from their outputs for an example."""
     outputs: dict[str, list[object]] = {name: [] for name in places}
     known = dict(module.named_modules())
-    handles = list[Any]()
-    for name, path in places.items():
+    for path in places.values():
         if not path or path not in known:
             some = ", ".join([path for path in known if path][:12])
             raise ValueError(f"slots: the module has no submodule {path!r}: choose from {some}, ... (module.named_modules())")
         if has_slot(known[path]):
             raise ValueError(f"slots: submodule {path!r} has a slot already: use the network that esper.grow returned")
-        handles.append(known[path].register_forward_hook(lambda _, __, output, name=name: outputs[name].append(output)))
+        if isinstance(known[path], CHANNELS_FIRST):
+            kind = type(known[path]).__name__
+            raise ValueError(
+                f"slots: {path} is a {kind}, whose output has the channels in the second of three axes, and seeds grow on "
+                "sequences [B, T, C]: put the slot after a submodule with the channels in the last"
+            )
+    handles = [
+        known[path].register_forward_hook(lambda _, __, output, name=name: outputs[name].append(output))
+        for name, path in places.items()
+    ]
     try:
         with torch.no_grad(), evaluating(module):
             module(*(example if isinstance(example, tuple) else (example,)))

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,11 +30,11 @@ from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import EMPTY, BoolArray, SlotState, Stage, empty
 from esper.measure.potential import SlotSensor
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
-from esper.wrappers.growing_slot import IN_LOOP, OFF, GrowingSlot, OneInput, SeedRole, evaluating, slot_gradients
-from esper.wrappers.refusal import refusal
+from esper.wrappers.growing_slot import IN_LOOP, OFF, GrowingSlot, OneInput, SeedRole, evaluating, on_cpu, slot_gradients
+from esper.wrappers.refusal import check_weight, refusal, warn_of_several_processes
 from esper.wrappers.score import Contribution, Score, difference, mean_score
 from esper.wrappers.seed_groups import SeedGroups
-from esper.wrappers.topology import able_in, blueprint_for, choice, described, label, restored, whole
+from esper.wrappers.topology import able_in, blueprint_for, choice, contents, described, label, restored, whole
 
 
 class GrowableModule(nn.Module):
@@ -53,14 +54,15 @@ class GrowableModule(nn.Module):
         """See `grow`; `places` has the path of each slot's submodule by the name of the slot."""
         super().__init__()
         self.module, self.rules, self.gates = module, rules, gates
-        self._names = tuple(places)
+        self._names, self._paths = tuple(places), tuple(places.values())
+        self._chosen_S = rules.chosen(self._names)
         self._state = empty(1, len(places))
         self._born: list[int] = []
         """Slots with a seed, in the order of their planting."""
         self._groups: SeedGroups | None = None
         self._loop_ran = True
         self.slots = nn.ModuleList([GrowingSlot(spec) for spec in specs])
-        for slot, path in zip(self._slots, places.values(), strict=True):
+        for slot, path in zip(self._slots, self._paths, strict=True):
             slot.hook(module.get_submodule(path))
 
     @property
@@ -68,8 +70,8 @@ class GrowableModule(nn.Module):
         return cast(list[GrowingSlot], list(self.slots))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.training and torch.is_grad_enabled() and self.rules.incubation is Incubation.closed_loop:
-            self._loop_ran &= not operations.roles(self._state, self.rules).behind.any()
+        if self.training and torch.is_grad_enabled():
+            self._loop_ran &= not self._in_loop().any()
         return self.module(*args, **kwargs)
 
     # ---- what there is
@@ -122,17 +124,15 @@ class GrowableModule(nn.Module):
             curve: course of alpha: linear, cosine, sigmoid_gentle, sigmoid, sigmoid_sharp.
             loss: function that returns the loss of one batch, for a blueprint with `init=informed`.
         """
-        index = self._permitted(
-            slot, "germinate", may_germinate(self._state, self.rules, np.ones(len(self.slots), dtype=np.bool_))
-        )
+        index = self._permitted(slot, "germinate", may_germinate(self._state, self.rules, self._chosen_S))
         here, how, shape = self._slots[index], choice("blend", Blend, blend), choice("curve", Curve, curve)
-        if not 0 < alpha <= 1:
-            raise ValueError(f"alpha must be in (0, 1], got {alpha}")
+        check_weight(alpha, above=0)
         config, ticks = blueprint_for(blueprint, here.spec), whole("ramp", ramp)
         if is_informed(config) and loss is None:
             raise ValueError("init=informed needs the gradient at the slot: give germinate(..., loss=function) too")
         gradients = self._gradients(loss)[index] if is_informed(config) and loss is not None else None
-        here.plant(config, how, next(self.module.parameters()), gradients)
+        warn_of_several_processes()
+        here.plant(config, how, self._like(index), gradients)
         self._set(
             operations.germinate(
                 self._state,
@@ -163,8 +163,7 @@ class GrowableModule(nn.Module):
 
     def set_alpha(self, slot: str, alpha: float, *, ramp: int = 0, curve: str = "linear") -> None:
         """Move the blend weight of a blending or holding seed to a new target in [0, 1], over `ramp` epochs; 0: at once."""
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must be in [0, 1], got {alpha}")
+        check_weight(alpha)
         index = self._permitted(slot, "set_alpha", may_retarget(self._state))
         target, ticks, shape = np.array([alpha], dtype=np.float32), np.array([whole("ramp", ramp)]), choice("curve", Curve, curve)
         state = operations.retarget(self._state, self._only(index), target_N=target, ticks_N=ticks, curve_N=np.array([shape]))
@@ -209,17 +208,17 @@ class GrowableModule(nn.Module):
         Args:
             loss: function that computes the loss of the current batch, such as `lambda: criterion(net(x), y)`.
         """
-        self._loop_ran = True
-        behind_S = operations.roles(self._state, self.rules).behind[0]
-        if self.rules.incubation is not Incubation.closed_loop or not behind_S.any():
+        self._loop_ran, learns_S = True, self._in_loop()
+        if not learns_S.any():
             return
+        behind_S = operations.roles(self._state, self.rules).behind[0]
         held = [parameter for parameter in self.parameters() if parameter.requires_grad]
         try:
             for parameter in held:
                 parameter.requires_grad_(False)
-            for slot, behind in zip(self._slots, behind_S, strict=True):
+            for slot, behind, learns in zip(self._slots, behind_S, learns_S, strict=True):
                 if behind:
-                    slot.play(IN_LOOP)
+                    slot.play(replace(IN_LOOP, learns=bool(learns)))
             with evaluating(self), torch.enable_grad():
                 loss().backward()
         finally:
@@ -305,18 +304,11 @@ class GrowableModule(nn.Module):
         if len(samples) < 3:
             raise ValueError(f"samples must be at least three, got {len(samples)}")
         Path(folder).mkdir(parents=True, exist_ok=True)
-        seeds = [
-            {"slot": name, **described(slot.blueprint), "blend": slot.blend.name.lower(), "alpha": slot.role.alpha}
-            for name, slot in zip(self._names, self._slots, strict=True)
-            if slot.blueprint is not None and slot.role.alpha > 0
-        ]
-        given = {"shape": ["batch", *samples.shape[1:]], "dtype": str(samples.dtype).removeprefix("torch.")}
-        count = sum(one.numel() for one in self.parameters())
-        about = {"seeds": seeds, "slots": list(self._names), "parameters": count, "input": given}
         with evaluating(self):
             with torch.no_grad():
                 self(samples)  # a wrong shape fails here, in one line
-            return write(OneInput(self), samples, Path(folder), format, about)
+            about = contents(self.module, dict(zip(self._names, self._slots, strict=True)), samples)
+            return write(OneInput(on_cpu(self)), samples.cpu(), Path(folder), format, about)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return what a checkpoint holds besides parameters: the state of the slots, and the blueprints of their seeds."""
@@ -335,11 +327,12 @@ class GrowableModule(nn.Module):
                 f"the checkpoint has the slots {', '.join(state['slots'])}, but this module has "
                 f"{', '.join(self._names)}: call esper.grow with the slots of the checkpoint"
             )
-        for index, slot in enumerate(self._slots):
-            slot.clear()
-            if seed := state["seeds"].get(str(index)):
-                slot.plant(restored(seed), Blend(seed["blend"]), next(self.module.parameters()), None)
-        self._state = SlotState(**{name: array.numpy().copy() for name, array in state["state"].items()})
+        with torch.random.fork_rng(devices=[]):  # a seed is drawn, and then overwritten
+            for index, slot in enumerate(self._slots):
+                slot.clear()
+                if seed := state["seeds"].get(str(index)):
+                    slot.plant(restored(seed), Blend(seed["blend"]), self._like(index), None)
+        self._state = SlotState(**{name: array.cpu().numpy().copy() for name, array in state["state"].items()})
         self._born = list(state["born"])
         self._loop_ran = True
         self._play()
@@ -374,22 +367,29 @@ class GrowableModule(nn.Module):
         self._play()
         self._update()
 
+    def _in_loop(self) -> BoolArray:
+        """Return which seeds learn in the pass of a closed loop `[S]`."""
+        roles = operations.roles(self._state, self.rules)
+        return (roles.behind & roles.learns)[0] & (self.rules.incubation is Incubation.closed_loop)
+
+    def _like(self, index: int) -> Tensor:
+        """Return a parameter with the device and dtype of the layers around a slot."""
+        near = self.module.get_submodule(self._paths[index])
+        return next(chain(near.parameters(), self.module.parameters()), torch.empty(0))
+
     def _play(self) -> None:
-        """Give every seed its role."""
+        """Give every seed its role; gradients of one that does not learn are dropped, or an optimizer would go on with them."""
         roles = operations.roles(self._state, self.rules)
         closed = self.rules.incubation is Incubation.closed_loop
         for index, slot in enumerate(self._slots):
-            alpha, behind = float(roles.alpha[0, index]), bool(roles.behind[0, index])
+            alpha, behind, learns = float(roles.alpha[0, index]), bool(roles.behind[0, index]), bool(roles.learns[0, index])
             if roles.blueprint[0, index] == EMPTY or (behind and closed):
-                slot.play(replace(OFF, learns=behind and closed))
+                slot.play(replace(OFF, learns=learns))
             else:
-                role = SeedRole(
-                    alpha=alpha,
-                    pull=1.0 if behind else alpha,
-                    opens=bool(roles.open[0, index]),
-                    learns=bool(roles.learns[0, index]),
-                )
-                slot.play(role)
+                pull = 1.0 if behind else alpha
+                slot.play(SeedRole(alpha=alpha, pull=pull, opens=bool(roles.open[0, index]), learns=learns))
+            if slot.seed is not None and not learns:
+                slot.seed.zero_grad(set_to_none=True)
 
     def _update(self) -> None:
         if self._groups is not None:

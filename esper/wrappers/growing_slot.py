@@ -2,9 +2,11 @@
 
 # B batch
 
+import copy
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import cast
 
 import torch
@@ -14,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from esper.fusion.layout import Layout
 from esper.growth.blend import blend, isolate
 from esper.growth.compatibility import AXES
+from esper.growth.mode import set_evaluation
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend
 from esper.seeds.bank import seed_module
@@ -74,7 +77,7 @@ class GrowingSlot(nn.Module):
         self.seed: nn.Module | None = None
         self.blueprint: BlueprintConfig | None = None
         self.blend, self.role = Blend.ADD, OFF
-        self._born: list[int] = []
+        self._born: list[tuple[int, Tensor]] = []
         self.capturing = False
         """If true, append the outputs of the slot to `captured`."""
         self.captured: list[Tensor] = []
@@ -98,15 +101,19 @@ class GrowingSlot(nn.Module):
             branch = seed if how is not Blend.GATE else seed.get_submodule("branch")
             inform(branch, gradients.scaled() if how is Blend.MULTIPLY else gradients)
         self.seed, self.blueprint, self.blend = seed.to(like.device, like.dtype), blueprint, how
-        self._born = self._versions()
-
-    def _versions(self) -> list[int]:
-        """Return how often each parameter of the seed was written to."""
-        return [parameter._version for parameter in self.seed.parameters()] if self.seed is not None else []
+        self._born = [(parameter._version, parameter.detach().clone()) for parameter in self.seed.parameters()]
 
     def untrained(self) -> bool:
-        """Return whether there is a seed whose parameters were never written to since it was planted."""
-        return self.seed is not None and self._versions() == self._born
+        """Return whether there is a seed whose parameters were never written to since it was planted.
+
+        PyTorch does not count what an optimizer writes to `parameter.data`, so values are compared too.
+        """
+        if self.seed is None:
+            return False
+        pairs = zip(self.seed.parameters(), self._born, strict=True)
+        same = all(now._version == version and now.equal(value.to(now)) for now, (version, value) in pairs)
+        self._born = self._born if same else [(-1, value[:0]) for _, value in self._born]
+        return same
 
     def clear(self) -> None:
         """Remove the seed."""
@@ -124,6 +131,7 @@ class GrowingSlot(nn.Module):
         if self.capturing:
             h = h if h.requires_grad else h.detach().requires_grad_()
             self.captured.append(h)
+            h = h.clone()  # the code after the slot may work in place
         return h
 
     def _with(self, seed: nn.Module, h: Tensor) -> Tensor:
@@ -132,11 +140,17 @@ class GrowingSlot(nn.Module):
         if not torch.is_grad_enabled():  # the same numbers in operations that every exporter knows
             delta = seed(h).to(h.dtype)
             return h * (1 + role.alpha * torch.tanh(delta)) if times else h + role.alpha * delta
-        alpha, pull = (torch.tensor([value], device=h.device) for value in (role.alpha, role.pull))
+        alpha, pull = (torch.full((1,), value, device=h.device) for value in (role.alpha, role.pull))
         x = h if role.opens else isolate(h, torch.zeros(1, dtype=torch.bool, device=h.device))
         delta = seed(x).to(h.dtype)
         only = torch.zeros(1, dtype=torch.long, device=h.device)
         return blend(h, delta, alpha, pull, only, 1, torch.ones_like(only, dtype=torch.bool) if times else None)
+
+
+def on_cpu(network: nn.Module) -> nn.Module:
+    """Return a network, or a copy on the CPU of one that is elsewhere."""
+    elsewhere = any(part.device.type != "cpu" for part in chain(network.parameters(), network.buffers()))
+    return copy.deepcopy(network).cpu() if elsewhere else network
 
 
 class OneInput(nn.Module):
@@ -154,7 +168,7 @@ class OneInput(nn.Module):
 def evaluating(module: nn.Module) -> Generator[None]:
     """Put a module into evaluation mode, and each of its modules back into its own mode afterwards."""
     modes = {one: one.training for one in module.modules()}
-    module.eval()
+    set_evaluation(module)
     try:
         yield
     finally:

@@ -1,9 +1,13 @@
-"""Why the lifecycle does not permit an operation."""
+"""Why an operation is not permitted, or is not what it seems."""
+
+import warnings
+
+import torch
 
 from esper.lifecycle.stages import Stage
 
 NEEDS = {
-    "germinate": "the slot must be dormant, and the limit rules.max_seeds not reached",
+    "germinate": "the slot must be dormant and in use (rules), and the limit rules.max_seeds not reached",
     "advance": "a seed leaves training after gates.min_training epochs, blending at alpha 1, holding once it was measured",
     "fossilize": "the seed must be holding, with a contribution measured by contributions()",
     "set_alpha": "the seed must be blending or holding, with alpha at its target",
@@ -24,3 +28,29 @@ def refusal(doing: str, slot: str, stage: Stage, age: int) -> str:
     """
     here = f"{stage.name.lower()} (age {age})"
     return f"{doing} is not permitted in slot {slot}, which is {here}: {NEEDS[doing]} (docs/lifecycle.md)"
+
+
+def check_weight(alpha: float, *, above: float | None = None) -> None:
+    """Check a blend weight.
+
+    Args:
+        alpha: the weight, in [0, 1].
+        above: a value that it must exceed.
+
+    Raises:
+        ValueError: it is no such number.
+    """
+    number = isinstance(alpha, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not number or not 0 <= alpha <= 1 or (above is not None and alpha <= above):
+        raise ValueError(f"alpha must be in {'[' if above is None else '('}0, 1], got {alpha!r}")
+
+
+def warn_of_several_processes() -> None:
+    """Warn that the processes of a distributed training do not share a seed."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        warnings.warn(
+            "this seed is not shared by the processes of a distributed training: each draws its own weights, and "
+            "DistributedDataParallel, which knows the parameters it was built with, does not average its gradients",
+            stacklevel=3,
+        )

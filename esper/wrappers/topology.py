@@ -1,14 +1,19 @@
 """What a user of `esper.grow` names, and how a checkpoint holds it: blueprints and other choices."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from enum import IntEnum, StrEnum
 from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor, nn
 
 from esper.config import did_you_mean
 from esper.hosts.base import SlotSpec
 from esper.plugins import load_plugins
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
+from esper.wrappers.growing_slot import GrowingSlot
 
 Choice = TypeVar("Choice", bound=IntEnum)
 
@@ -31,8 +36,8 @@ def whole(argument: str, value: int) -> int:
     Raises:
         ValueError: it is none.
     """
-    if value != int(value) or value < 0:
-        raise ValueError(f"{argument} must be a whole number of epochs, at least 0, got {value}")
+    if not isinstance(value, int | np.integer) or value < 0:
+        raise ValueError(f"{argument} must be a whole number of epochs, at least 0, got {value!r}")
     return int(value)
 
 
@@ -86,6 +91,19 @@ def label(blueprint: BlueprintConfig) -> str:
     own, default = described(blueprint), described(type(blueprint)())["settings"]
     changed = ", ".join(f"{key}={value}" for key, value in own["settings"].items() if value != default[key])
     return f"{own['name']}({changed})" if changed else own["name"]
+
+
+def contents(module: nn.Module, slots: Mapping[str, GrowingSlot], samples: Tensor) -> dict[str, Any]:
+    """Return what `topology.json` says of a grown network with these slots; seeds at alpha 0 are not part of it."""
+    inside = {name: slot for name, slot in slots.items() if slot.role.alpha > 0}
+    seeds = [
+        {"slot": name, **described(slot.blueprint), "blend": slot.blend.name.lower(), "alpha": slot.role.alpha}
+        for name, slot in inside.items()
+        if slot.blueprint is not None
+    ]
+    count = sum(one.numel() for part in (module, *inside.values()) for one in part.parameters())
+    given = {"shape": ["batch", *samples.shape[1:]], "dtype": str(samples.dtype).removeprefix("torch.")}
+    return {"seeds": seeds, "slots": list(slots), "parameters": count, "input": given}
 
 
 def restored(description: dict[str, Any]) -> BlueprintConfig:

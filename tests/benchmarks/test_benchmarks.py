@@ -16,6 +16,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from benchmarks import gpu
+from esper.cli.overrides import check
+from esper.env.devices import DeviceConfig
+from esper.fusion.precision import Precision
 from esper.task import cifar
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -25,7 +29,7 @@ PRINTS = {
     "deployed_hosts": r"4 hosts, 4 seeds[^$]*learning / frozen, median \(range\): wall \d",
     "env_overhead": r"env / bare, process time: median \d\.\d+",
     "fused_training": r"one by one / fused, median [\s\S]*\nroof / fused, [\s\S]*: fused \d+\.\d+ %, one by one \d+\.\d+ %, vmap",
-    "gpu": r'"roof": "copy \[GB/s\]", "value": \d[^$]*digits \{"hosts": 2[^$]*text \{"hosts": 2[^$]*"bf16"[^$]*memory \{',
+    "gpu": r'"roof": "copy \[GB/s\]", "value": \d[^$]*memory \{[^$]*"bf16"[^$]*digits \{"hosts": 2[^$]*text \{"hosts": 2',
     "policy_speed": r"sb3 / ours, median" if find_spec("sb3_contrib") else r"sb3-contrib is not installed[^$]*\n\| 2 \| \d",
     "precision": r"cifar10_baseline, 2 hosts[\s\S]*train[\s\S]*fp32 / bf16, median [\s\S]*validate[\s\S]*fp32 / bf16, median",
     "shipped_tasks": r"digits, 2 hosts, shards of 2[^$]*cifar10_baseline, 2 hosts[^$]*plain / esper, median \(range\): wall \d",
@@ -59,6 +63,29 @@ def quick(folder: Path) -> tuple[Path, str]:
         patch.setattr(sys, "argv", ["benchmarks", "--quick", "--out", str(out)])
         runpy.run_path(str(BENCHMARKS / "__main__.py"), run_name="__main__")
     return out, printed.getvalue()
+
+
+def test_the_gpu_script_names_devices_as_the_command_line_reads_them() -> None:
+    config = check(gpu.overrides("digits", 2, 1, "cuda:0", "bf16", quick=True))
+    assert config.devices == {"cuda:0": DeviceConfig(members_per_shard=1, precision=Precision.bf16)}
+
+
+@pytest.mark.parametrize(
+    ("limit", "code", "last"),
+    [(60, "print('1 passed'); exit(1)", "1 passed"), (3, "import time; print('slow', flush=True); time.sleep(60)", "slow")],
+)
+def test_the_gpu_script_keeps_what_its_tests_print(limit: int, code: str, last: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "TESTS", limit)
+    monkeypatch.setattr(gpu, "PYTEST", [sys.executable, "-c", code])
+    (row,) = gpu.run_tests(gpu.Clock(torch.device("cpu"), 1, quick=False), quick=False)
+    assert (row["tests"], row["exit"]) == (last, "1" if limit == 60 else "stopped after 3 s")
+
+
+def test_the_gpu_script_begins_no_row_that_would_not_end_in_time() -> None:
+    clock = gpu.Clock(torch.device("cpu"), minutes=0.1, quick=False)
+    assert clock.row({"hosts": 1}, dict) == {"hosts": 1, "samples_per_second": "left out: no time"}
+    clock = gpu.Clock(torch.device("cpu"), minutes=1, quick=False)
+    assert clock.row({"hosts": 1}, lambda: {"peak_mib": 2}) == {"hosts": 1, "peak_mib": 2}
 
 
 def test_every_benchmark_runs_and_leaves_a_record(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Overrides: other names of keys, what overrides what, and one sentence per mistake."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -99,6 +101,30 @@ def test_options_of_a_list_keep_their_own_fields() -> None:
     assert [type(node) for node in config.blueprint.values()] == [C.GROUPS["blueprint"][n] for n in ("norm", "conv_light")]
     assert getattr(config.blueprint["conv_light"], "kernel", None) == 5
     assert list(config.devices) == ["cuda:1", "cpu"]
+
+
+def test_keys_of_a_gpu_have_a_colon_which_is_no_part_of_hydras_grammar() -> None:
+    chosen = ["devices=[cuda:0,cuda:1]", "devices.cuda:0.precision=bf16", "devices.cuda:1.members_per_shard=3"]
+    config = check(chosen)
+    assert [one.precision.name for one in config.devices.values()] == ["bf16", "fp32"]
+    assert [one.members_per_shard for one in config.devices.values()] == [0, 3]
+    swept = check_sweep([*chosen[:1], "devices.cuda:0.precision=fp32,bf16"])
+    assert [one.devices["cuda:0"].precision.name for one in swept] == ["fp32", "bf16"]
+    with pytest.raises(C.ConfigError, match=r"^devices.cuda:0.precision has no effect, since devices=\[auto\] is chosen: add"):
+        check(chosen[1:2])
+    with pytest.raises(C.ConfigError, match=r"^there is no key devices.cuda:0.precisio: did you mean precision\?"):
+        check([chosen[0], "devices.cuda:0.precisio=bf16"])
+
+
+def test_a_process_of_a_launcher_reads_keys_of_a_gpu() -> None:
+    """It only imports what the function that it runs needs."""
+    code = (
+        "import esper.config as c; from hydra import compose, initialize_config_dir\n"
+        "with initialize_config_dir(str(c.CONF.absolute()), version_base='1.3'):\n"
+        "    print(compose('config', ['devices=[cuda:0]', 'devices.cuda:0.precision=bf16']).devices)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "'precision': <Precision.bf16" in done.stdout
 
 
 def test_the_command_line_overrides_an_experiment() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from esper.checkpoint import Notice
 from esper.env.actions import Op
-from esper.env.devices import find_precision
+from esper.env.devices import compute_exactly, find_precision
 from esper.fusion.precision import HALF, Precision
 from esper.governor.base import Cause
 from esper.governor.off import NoGovernorConfig
@@ -140,3 +140,11 @@ def test_a_gpu_without_bf16_is_refused(monkeypatch):
     with pytest.raises(ValueError, match=r"^devices\.cuda:0\.precision=bf16 needs a GPU .* Tesla T4 does not: choose fp16$"):
         find_precision("cuda:0", Precision.bf16)
     assert find_precision("cuda:0", Precision.auto) is find_precision("cuda:0", Precision.fp16) is Precision.fp16
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_single_precision_on_a_gpu_is_not_tf32(device, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    compute_exactly([torch.device(device)])
+    assert torch.backends.cudnn.allow_tf32 == (device == "cpu")
+    assert not torch.backends.cuda.matmul.allow_tf32

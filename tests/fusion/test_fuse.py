@@ -317,6 +317,22 @@ def test_a_shared_layer_is_fused_as_shared_or_refused():
     assert torch.allclose(fused(x), wanted, atol=1e-6)
 
 
+def test_a_shared_layer_with_buffers_is_not_fused():
+    """Its two stacked forms would keep running statistics each, and `member` would return those of the first."""
+
+    def make():
+        norm = nn.BatchNorm2d(2)
+        return nn.Sequential(nn.Conv2d(2, 2, 1), norm, nn.Conv2d(2, 2, 1), norm)
+
+    with pytest.raises(FusionError, match="1 and 3 are one BatchNorm2d, and stacked forms do not share buffers: use two layers"):
+        Fleet([make() for _ in range(2)])
+    fleet, alone = Fleet([module := make()]), copy.deepcopy(module)
+    x = torch.randn(5, 2, 4, 4)
+    fleet.bind().train()(x)
+    alone.train()(x)
+    assert torch.allclose(fleet.member(0).eval()(x), alone.eval()(x), atol=1e-6)
+
+
 def test_a_tied_parameter_is_refused_by_fuse_and_tied_by_a_fleet():
     def make():
         conv = nn.Conv2d(2, 2, 1)

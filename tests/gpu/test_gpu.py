@@ -49,7 +49,6 @@ def grown(world: str, env: Environment) -> np.ndarray:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_an_episode_has_the_numbers_of_the_cpu(world: str, tmp_path: Path) -> None:
-    torch.backends.cudnn.allow_tf32 = False
     on_gpu = environment(world, tmp_path)
     assert all(rows.device.type == "cuda" for rows in _state(on_gpu, world))
     np.testing.assert_allclose(grown(world, on_gpu), grown(world, environment(world, tmp_path, ["cpu"])), rtol=0.02)

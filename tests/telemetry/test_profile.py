@@ -5,11 +5,14 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch.autograd import DeviceType
 
 from esper.phases import MARK, PhaseTimes
 from esper.telemetry.jsonl import read_records
+from esper.telemetry.profile import operations_table
 from esper.telemetry.tags import PHASES
 from tests.forked import run_forked
 
@@ -78,3 +81,15 @@ def test_parallel_work_shares_the_time_of_waiting() -> None:
     taken = times.take()
     assert taken["train"] > taken["validate"] > 0.009
     assert times.take() == {}
+
+
+def test_time_on_a_gpu_is_counted_once() -> None:
+    """The profiler reports a kernel twice: as the device time of the operation that issued it, and as an event of its own."""
+
+    def event(name: str, device: DeviceType, cpu: float, gpu: float) -> SimpleNamespace:
+        times = {"self_cpu_time_total": cpu, "self_device_time_total": gpu, "time_range": SimpleNamespace(start=1.0, end=2.0)}
+        return SimpleNamespace(name=name, thread=1, device_type=device, is_user_annotation=False, **times)
+
+    table = operations_table([event("aten::mm", DeviceType.CPU, 5.0, 2000.0), event("gemm", DeviceType.CUDA, 0.0, 2000.0)])
+    assert table.startswith("other: 2.0 ms\n")
+    assert "gemm" not in table

@@ -5,6 +5,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from threading import Lock
 from typing import Any, ClassVar
 
 import torch
@@ -79,7 +80,8 @@ def by_flex(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tens
     """Compute attention within a causal window by `flex_attention`, compiled if the device is a GPU."""
     block_mask = _block_mask(q_BHTC.shape[2], window, q_BHTC.device)
     run: Any = _compiled() if q_BHTC.is_cuda else flex.flex_attention
-    return run(q_BHTC.contiguous(), k_BHTC.contiguous(), v_BHTC.contiguous(), block_mask=block_mask)
+    with _compiling:
+        return run(q_BHTC.contiguous(), k_BHTC.contiguous(), v_BHTC.contiguous(), block_mask=block_mask)
 
 
 def by_mask(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tensor:
@@ -87,6 +89,10 @@ def by_mask(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tens
     t = torch.arange(q_BHTC.shape[2], device=q_BHTC.device)
     ago = t[:, None] - t
     return F.scaled_dot_product_attention(q_BHTC, k_BHTC, v_BHTC, attn_mask=(ago >= 0) & (ago < window))
+
+
+_compiling = Lock()
+"""Shards call it from threads, and torch refuses a compiled function in one thread while it traces one in another."""
 
 
 @cache
@@ -99,7 +105,8 @@ def _block_mask(positions: int, window: int, device: torch.device) -> flex.Block
     def seen(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (q >= k) & (q - k < window)
 
-    return flex.create_block_mask(seen, None, None, positions, positions, device=device)
+    with torch.inference_mode(False):  # the mask is kept, and may be saved for a backward later
+        return flex.create_block_mask(seen, None, None, positions, positions, device=device)
 
 
 def _heads_obstacle(name: str, heads: int, slot: SlotSpec) -> str | None:
