@@ -199,6 +199,7 @@ def _journal(folder: Path, checkpoint: Path, evaluation: Evaluation, asked: Eval
     settings = {name: value for name, value in asdict(asked).items() if name not in ("checkpoint", "details")}
     code, config = versions(), to_plain(evaluation.config)
     facts = {"checkpoint": digest_of(checkpoint), "code": code["source"], "plugins": code.get("plugins"), "config": config}
+    facts |= evaluation.env.hparams()  # the fingerprint of the data
     journal = Journal(folder, facts | {"settings": settings})
     known = journal.recall(LATENCY)
     if (measured := evaluation.measure(known)) and not known:

@@ -32,6 +32,9 @@ class EventOracleConfig(BanditConfig):
     delay: int = 0
     """Delay with which it reads the timetable, at least 0 [host epochs]. 0: it acts before the first epoch of an event; 1: after
     that epoch, as early as other controllers can notice the event."""
+    ahead: bool = True
+    """If true, it is told what is left of the timetable: how long the events in force last, and which follow. If false, only
+    which are in force in the coming epoch: with delay=1, nothing that others could not find out from the data by then."""
 
     def __post_init__(self) -> None:
         BanditConfig.__post_init__(self)
@@ -50,7 +53,8 @@ class EventOracle(Bandit):
     repeats: ClassVar[bool] = True
 
     def __init__(self, config: EventOracleConfig, spec: EnvSpec) -> None:
-        known = [rank for rank, name in enumerate(spec.feature_names) if name.startswith("event_")]
+        told = [name for name in spec.feature_names if config.ahead or not name.startswith("event_ahead_")]
+        known = [rank for rank, name in enumerate(spec.feature_names) if name.startswith("event_") and name in told]
         if not known:
             raise ValueError("agent=event_oracle must know the events: add env.timetable=true")
         Bandit.__init__(self, config, spec, known)

@@ -35,9 +35,10 @@ DRAWS_AND_DEVICES = ("seed", "devices", "cluster")
 """Root keys among `TRANSFERABLE` that do not change the kind of hosts."""
 _REFUSED = {
     "agent": "a policy is evaluated as it was trained: leave it out, or name others to compare with in controllers",
+    "env": "the policy would observe or do other things than in training: leave it out",
     **dict.fromkeys(("experiment", "sweep"), "it is a preset for training: name groups and keys, as in task=digits steps=40"),
     **dict.fromkeys(
-        ("updates", "resume", "telemetry", "checkpoints", "policy_seed", "counterfactuals"),
+        ("updates", "resume", "telemetry", "checkpoints", "policy_seed", "counterfactuals", "buffer"),
         "it has no effect on an evaluation: leave it out",
     ),
 }

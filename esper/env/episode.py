@@ -63,6 +63,8 @@ class Episode(EpisodeRecord):
     """Blueprint of the fossil in each slot at the end, -1 for none."""
     blend_NS: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     """`Blend` of each fossil."""
+    alpha_NS: FloatArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    """Blend weight of each fossil at the end: 0 for one that is switched off."""
     params_N: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """Parameters of all seeds of each host at the end `[N]`."""
     committed: dict[str, npt.NDArray[Any]] = field(default_factory=lambda: dict[str, npt.NDArray[Any]]())
@@ -108,7 +110,8 @@ class Episode(EpisodeRecord):
         assert self.signals.final is not None
         final, state, self.phases = info["final_info"], self.signals.final, self.times.take()
         self.kept_NS = np.where(state.within(Stage.FOSSILIZED), state.blueprint, EMPTY)
-        self.blend_NS, self.params_N = state.blend, self.costs.params.of(state).sum(axis=1)
+        self.blend_NS, self.alpha_NS = state.blend, state.alpha
+        self.params_N = self.costs.params.of(state).sum(axis=1)
         self.log.end(self.kept_NS)
         self.audit = self.auditor.report(self.return_N, info["signals"].worth.committed_accuracy_N, self.modes)
         self.instance, self.timetable, self.test_accuracy_N = final["instance"], final["timetable"], final.get("test_accuracy")

@@ -93,7 +93,7 @@ class HostOutcomes:
             values["training_flops"] = episode.training_flops_N
             values["measuring_flops"] = episode.measuring_flops_N
             values |= {} if episode.online_N is None else {ONLINE: episode.online_N}
-            kept = topologies(episode.kept_NS, episode.blend_NS, layout)
+            kept = topologies(episode.kept_NS, episode.blend_NS, episode.alpha_NS, layout)
             seeds = _by_host(episode)
         return HostOutcomes(values=values, instance=episode.instance, kept=kept, seeds=seeds)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from torch._C._profiler import _ExperimentalConfig  # pyright: ignore[reportPrivateUsage]
-from torch.autograd import DeviceType
 from torch.profiler import profile
 
 from esper.checkpoint import disk
@@ -71,7 +70,7 @@ def operations_table(events: Iterable[Any]) -> str:
     spent: dict[str, Counter[str]] = defaultdict(Counter)
     calls: Counter[tuple[str, str]] = Counter()
     for event in events:
-        if not event.is_user_annotation and event.device_type == DeviceType.CPU:  # whose device time is that of its kernels
+        if not event.is_user_annotation and event.device_type.name == "CPU":  # whose device time is that of its kernels
             phase = _phase_at(marks[event.thread], event.time_range.start)
             spent[phase][event.name] += event.self_cpu_time_total + event.self_device_time_total
             calls[phase, event.name] += 1

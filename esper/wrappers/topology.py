@@ -36,7 +36,7 @@ def whole(argument: str, value: int) -> int:
     Raises:
         ValueError: it is none.
     """
-    if not isinstance(value, int | np.integer) or value < 0:
+    if not isinstance(value, int | np.integer) or value < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"{argument} must be a whole number of epochs, at least 0, got {value!r}")
     return int(value)
 

@@ -24,7 +24,7 @@ class Growing(lightning.LightningModule):
         self.net = esper.grow(nn.Sequential(*layers), {"features": "1"}, example, incubation="closed_loop")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        optimizer = torch.optim.Adam(self.net.parameters(), lr=3e-3)
+        optimizer = torch.optim.Adam(self.net.module.parameters(), lr=3e-3)
         self.net.attach(optimizer)
         return optimizer
 

@@ -22,7 +22,7 @@ def run(grows: bool) -> float:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(16, 10))
     net = esper.grow(module, slots={"early": "1", "late": "2"}, example=x[:2])
-    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(net.module.parameters(), lr=3e-3)
     net.attach(optimizer)
 
     def loss(batch: torch.Tensor) -> torch.Tensor:

@@ -218,11 +218,11 @@ def without_details(record: dict[str, float]) -> dict[str, float]:
     return {tag: value for tag, value in record.items() if not tag.startswith("seeds_")}
 
 
-@pytest.mark.parametrize("delay", [0, 1, 2])
-def test_an_oracle_decides_when_events_begin_or_end(delay: int) -> None:
+@pytest.mark.parametrize(("delay", "ahead"), [(0, True), (1, True), (2, True), (1, False)])
+def test_an_oracle_decides_when_events_begin_or_end(delay: int, ahead: bool) -> None:
     spec = replace(SPEC, feature_names=(*SPEC.feature_names, *foresight_names(["invert", "mirror"])))
-    oracle = EventOracleConfig(delay=delay).build(spec, seed=0)
-    contexts, told_F = [], [[0.0] * 4] * delay
+    oracle = EventOracleConfig(delay=delay, ahead=ahead).build(spec, seed=0)
+    contexts, told_F = [], [[0.0] * (4 if ahead else 2)] * delay
 
     def choose(observation: Observation, uniform_NH: object, due_N: np.ndarray) -> np.ndarray:
         contexts.append(oracle._context(observation)[0].tolist())
@@ -232,8 +232,8 @@ def test_an_oracle_decides_when_events_begin_or_end(delay: int) -> None:
     state, planted = {name: torch.full_like(part, 7) for name, part in oracle.start(4).items()}, []  # of an earlier episode
     for step, on in enumerate(([0, 0], [0, 0], [1, 0], [1, 0], [0, 0.5], [0, 1], [0, 0])):
         seen = at(50, step=step, slot_stage_fossilized=np.array([1, 0, 0]))  # kept at once, by slots.auto_advance
-        told_F.append([*on, 0.25, 0.0])
-        told = np.tile(told_F[-1], (4, 1))
+        told_F.append([*on, 0.25, 0.0] if ahead else on)
+        told = np.tile([*on, 0.25, 0.0], (4, 1))
         seen = replace(seen, features=np.concatenate([seen.features, told], axis=1).astype(np.float32))
         decision = oracle.act(seen, state, is_init=NEW_N, uniform=np.zeros((4, len(Head))))
         planted.append(bool((decision.action[:, Head.OP] == Op.GERMINATE).all()))

@@ -2,13 +2,14 @@
 
 import json
 import re
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from esper.cli.overrides import check, check_over
-from esper.cli.transfer import Transfer, changes, fitted, is_run_override, transferred
+from esper.cli.transfer import _REFUSED, TRANSFERABLE, Transfer, changes, fitted, is_run_override, transferred
 from esper.config import Config, ConfigError
 from esper.evaluate import main, parse
 from esper.lab.evaluation import Evaluation
@@ -84,6 +85,9 @@ def test_the_resumed_run_may_be_gone() -> None:
         ("agent=wait", "agent=wait cannot be changed .*evaluated as it was trained: .* in controllers"),
         ("agent.hidden=8", "agent.hidden=8 cannot be changed"),
         ("updates=3", "updates=3 cannot be changed .*no effect"),
+        ("buffer=window", "buffer=window cannot be changed .*no effect"),
+        ("buffer.forfeit=prefix", "buffer.forfeit=prefix cannot be changed .*no effect"),
+        ("env.potential=false", "env.potential=false cannot be changed .*observe or do other things"),
         ("telemetry=quiet", "no effect"),
         ("resume=x", "no effect"),
         ("experiment=healthy", "preset for training: name groups and keys"),
@@ -109,6 +113,11 @@ def test_a_change_that_is_not_permitted_is_one_sentence(override: str, sentence:
     with pytest.raises(ConfigError, match=sentence) as caught:
         transferred(saved(), [override])
     assert "\n" not in str(caught.value)
+
+
+def test_every_key_of_a_run_is_permitted_or_refused_with_its_reason() -> None:
+    others = {"choices", "hosts", "plugins"}  # of the config itself, or of the evaluation
+    assert {entry.name for entry in fields(Config)} - others == {*TRANSFERABLE, *_REFUSED} - {"experiment", "sweep"}
 
 
 def test_keys_of_the_evaluation_are_no_run_overrides() -> None:

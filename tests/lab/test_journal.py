@@ -10,6 +10,7 @@ import pytest
 from esper import evaluate
 from esper.checkpoint import DiskError
 from esper.cli.overrides import check
+from esper.env.growth_env import GrowthEnv
 from esper.lab import evaluation
 from esper.lab.journal import Journal
 from esper.lab.runs import find_runs
@@ -147,3 +148,7 @@ def test_other_settings_and_other_checkpoints_have_other_journals(tmp_path, fold
     ):
         evaluate.main(arguments)
     assert len(paths) == 4
+    monkeypatch.setattr(GrowthEnv, "hparams", lambda _: {"data": "other data under the same task"})
+    with pytest.warns(UserWarning, match="the policy was trained on other data"):
+        evaluate.main(ordinary)
+    assert len(paths) == 5

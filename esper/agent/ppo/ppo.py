@@ -45,7 +45,8 @@ _REMEDY = {
     "slots": "agent.slot_identity=true learns an embedding per slot, which cannot move to other slots; train with "
     "agent.slot_identity=false agent.slot_depth=true, or use hosts with these slots",
     "blueprints": "offer the same blueprints in the same order",
-    "features": "another version of esper wrote the checkpoint; train the policy again",
+    "features": "set env.timetable and task.events as in training; if another version of esper wrote the checkpoint, train the "
+    "policy again",
     "slot features": "another version of esper wrote the checkpoint; train the policy again",
 }
 """Remedy by kind of name that differs between a checkpoint and this run."""

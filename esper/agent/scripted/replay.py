@@ -17,18 +17,19 @@ from esper.buffer.base import Buffer
 from esper.buffer.transition import State
 from esper.env.actions import STYLES, EnvSpec, Head, Observation, Op, segments
 from esper.lifecycle.roles import Blend
-from esper.lifecycle.stages import EMPTY, BoolArray, IntArray
+from esper.lifecycle.stages import EMPTY, BoolArray, FloatArray, IntArray
 
 Topology = list[dict[str, str]]
 """The seeds that a host kept, in the order of its slots: `{"slot": "r0c1", "blueprint": "conv_light", "blend": "add"}`."""
 
 
-def topologies(kept_NS: IntArray, blend_NS: IntArray, spec: EnvSpec) -> list[Topology]:
-    """Return the seeds that each host kept.
+def topologies(kept_NS: IntArray, blend_NS: IntArray, alpha_NS: FloatArray, spec: EnvSpec) -> list[Topology]:
+    """Return the seeds that each host kept, without those that are switched off.
 
     Args:
         kept_NS: blueprint of the fossil in each slot, `EMPTY` where there is none.
         blend_NS: its `Blend`.
+        alpha_NS: its blend weight.
     """
     return [
         [
@@ -37,7 +38,7 @@ def topologies(kept_NS: IntArray, blend_NS: IntArray, spec: EnvSpec) -> list[Top
                 "blueprint": spec.blueprint_names[kept_NS[host, slot]],
                 "blend": Blend(int(blend_NS[host, slot])).name.lower(),
             }
-            for slot in np.flatnonzero(kept_NS[host] != EMPTY)
+            for slot in np.flatnonzero((kept_NS[host] != EMPTY) & (alpha_NS[host] > 0))
         ]
         for host in range(len(kept_NS))
     ]

@@ -99,8 +99,10 @@ def test_a_recorded_topology_is_read_back_exactly(data: st.DataObject) -> None:
     cells = st.lists(st.integers(EMPTY, 2), min_size=12, max_size=12)
     kept_NS = np.array(data.draw(cells)).reshape(4, 3)
     blend_NS = np.array(data.draw(st.lists(st.sampled_from(list(Blend)), min_size=12, max_size=12))).reshape(4, 3)
-    known = topologies(kept_NS, blend_NS, SPEC)
+    alpha_NS = np.array(data.draw(st.lists(st.sampled_from([0.0, 1.0]), min_size=12, max_size=12)), np.float32).reshape(4, 3)
+    known = topologies(kept_NS, blend_NS, alpha_NS, SPEC)
     controller = Replay(json.loads(json.dumps(known)), SPEC)
+    kept_NS = np.where(alpha_NS > 0, kept_NS, EMPTY)  # what is switched off is no part of the network
     assert np.array_equal(controller.kept_NS, kept_NS)
     for host, slot in np.argwhere(kept_NS != EMPTY):
         blends = {blend for (blend, _), may in zip(STYLES.values(), controller.may_NSW[host, slot], strict=True) if may}
@@ -166,7 +168,7 @@ def test_a_replay_plants_at_once_and_ends_with_the_recorded_topology() -> None:
     env = build_env(check(overrides), split=Split.HELD_OUT)
     env.reset(options={"episode": 0})
     grown = play(env, RandomConfig(wait_weight=0.3).build(env.layout, seed=0))
-    known = topologies(grown.kept_NS, grown.blend_NS, env.layout)
+    known = topologies(grown.kept_NS, grown.blend_NS, grown.alpha_NS, env.layout)
     assert any(known)
     assert len({json.dumps(topology) for topology in known}) > 1, "hosts differ"
     assert len({seed["blend"] for topology in known for seed in topology}) > 1, "seeds too"
@@ -178,7 +180,7 @@ def test_a_replay_plants_at_once_and_ends_with_the_recorded_topology() -> None:
     env.reset(options={"episode": 0})
     again: Episode = play(env, Replay(known, env.layout), record=record)
     env.close()
-    assert topologies(again.kept_NS, again.blend_NS, env.layout) == known
+    assert topologies(again.kept_NS, again.blend_NS, again.alpha_NS, env.layout) == known
     counts = np.array([len(topology) for topology in known])
     assert np.array_equal(np.array(planted), np.arange(14)[:, None] < counts), "one a step, from the first on"
 
