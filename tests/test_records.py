@@ -18,7 +18,7 @@ ARMS = {
     "never growing (`wait`)": "wait",
     "random legal actions (`random`)": "random",
     "the best of three hand-written controllers (`greedy_potential`)": "greedy_potential",
-    "the best of 50 schedules, searched with as many training hosts as PPO had (`best_of_random`)": "best_of_random",
+    "the best of 50 schedules, searched with as many host trainings as PPO had (`best_of_random`)": "best_of_random",
     "the same seed in every host, chosen for return (`schedule`)": "schedule",
     "the same seed in every host, chosen for accuracy": "fixed_seed",
     "a bandit that decides once, on the first observation, with a quarter of the training hosts (`bandit`)": "bandit",
