@@ -11,7 +11,7 @@ FILES = sorted(ESPER.rglob("*.py"))
 
 # A room may import the rooms of earlier rows, and those beside it in its own row.
 ROWS = (
-    ("seeding", "ranges", "memory", "notices", "phases", "fusion", "hosts", "lifecycle", "optimisers", "checkpoint"),
+    ("seeding", "ranges", "grammar", "memory", "notices", "phases", "fusion", "hosts", "lifecycle", "optimisers", "checkpoint"),
     ("seeds",),
     ("growth",),
     ("measure", "task"),
