@@ -11,7 +11,7 @@ FILES = sorted(ESPER.rglob("*.py"))
 
 # A room may import the rooms of earlier rows, and those beside it in its own row.
 ROWS = (
-    ("seeding", "ranges", "grammar", "memory", "notices", "phases", "fusion", "hosts", "lifecycle", "optimisers", "checkpoint"),
+    ("seeding", "ranges", "memory", "notices", "phases", "fusion", "hosts", "lifecycle", "optimisers", "checkpoint"),
     ("seeds",),
     ("growth",),
     ("measure", "task"),
@@ -19,7 +19,7 @@ ROWS = (
     ("env",),
     ("buffer", "agent"),
     ("telemetry", "stats", "sweeps"),
-    ("config",),
+    ("grammar", "config"),
     ("plugins",),
     ("training",),
     ("cli",),
@@ -30,7 +30,7 @@ ROWS = (
     ("train", "evaluate", "compare", "report", "export", "completion", "__main__"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
-DOOR = {"config", "training", "cli", "lab", "page", *ROWS[-1]}
+DOOR = {"grammar", "config", "training", "cli", "lab", "page", *ROWS[-1]}
 """Rooms that may know Hydra and OmegaConf."""
 MAX_LINES, MAX_FUNCTION = 400, 60
 LONG = {
