@@ -153,6 +153,28 @@ def test_the_table_of_policies_in_worlds_is_that_of_the_studies() -> None:
         assert f"{study}/README.md) | {row}\n" in page
 
 
+def test_the_third_study_tells_its_numbers() -> None:
+    """Also that of a rival which was found afterwards, in all pages."""
+    folder, interval = ROOT / "experiments" / "2026-11-26_trials_study", runpy.run_path(str(FORESIGHT))["interval"]
+    text, table = page_of(folder / "README.md"), values(folder.name, "return")
+    differences = pd.read_csv(folder / "differences.csv").query("outcome == 'return' and first == 'ppo'").set_index("second")
+    for rival, (mean, low, high) in differences[["mean", "low", "high"]].iterrows():
+        assert f"| {table[rival].mean():.2f} |" in text
+        assert f"| {mean:.2f} ({low:.2f} to {high:.2f}) |" in text
+    for policy, oracle in (("ppo", "oracle"), ("ppo", "late"), ("react_bandit", "oracle"), ("react_bandit", "late")):
+        share, low, high = (round(100 * part) for part in closed(table, policy, RIVALS, oracle))
+        assert re.search(rf"{share} % (of it )?\({low} to {high}\)", text), (policy, oracle)
+    constant = pd.read_csv(folder / "constant.csv").set_index("block")["return"]
+    assert f"returns {constant.mean():.2f} points on the same hosts" in text
+    for arm in ("ppo", "react_bandit", "oracle"):
+        assert interval((table[arm] - constant).to_numpy()) in text
+    mean, low, high = re.findall(r"-?\d+\.\d+", interval((table["ppo"] - constant).to_numpy()))
+    for page in (README, (ROOT / "experiments" / "LOG.md").read_text(), WORLDS.read_text()):
+        told = " ".join(page.split())
+        assert f"{mean} points less" in told
+        assert f"{low} to {high}" in told
+
+
 def test_the_second_drift_study_tells_when_its_controllers_plant() -> None:
     folder = ROOT / "experiments" / "2026-11-23_mnist_study"
     moments = pd.read_csv(folder / "moments.csv")
