@@ -37,6 +37,8 @@ from esper.training.run_folder import writing_reports
 
 HostRows = dict[str, dict[str, list[Any]]]
 """Controller -> `instance`, the kind of each host, `seeds` of each host, and each outcome in `HELD_OUT` -> value of each host."""
+AGAIN = "remove it, and the run is scored again"
+"""What to do with a file of scores that cannot be used."""
 Scores = dict[str, dict[str, float]]
 """Arm or baseline -> outcome -> mean over held-out hosts; outcomes that do not apply are left out."""
 
@@ -175,7 +177,7 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     """Return outcomes of controllers on the held-out hosts of a run, host by host; grow only those not in the file.
 
     Raises:
-        ConfigError: the file is damaged, or a policy does not fit the hosts.
+        ConfigError: the file is damaged or holds scores on other data, or a policy does not fit the hosts.
     """
     path = scoring.file(run)
     stored = _stored(run, path)
@@ -187,6 +189,10 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     searches = [name for name in missing if name.startswith(PREFIX)]
     controllers += [name for name in missing if name not in (*BASELINES, *searches)]
     evaluation = Evaluation.load(str(run.folder), hosts=scoring.hosts, online=scoring.online, overrides=scoring.overrides)
+    data = evaluation.env.hparams()["data"]
+    if stored.get("data", data) != data:
+        evaluation.env.close()
+        raise ConfigError(f"{path} holds scores on other data (fingerprint {stored['data']}, now {data}): {AGAIN}")
     latency = evaluation.measure(stored.get("latency"))
     outcomes = evaluation.run(controllers or ["wait"])
     if searches:
@@ -207,7 +213,7 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
         for name, outcome in outcomes.items()
     }
     with writing_reports(run.folder):
-        scored: dict[str, Any] = {**_stored(run, path), "checkpoint": run.digest}
+        scored: dict[str, Any] = {**_stored(run, path), "checkpoint": run.digest, "data": data}
         scored |= {"latency": latency} if latency else {}
         scored["choice"] = {**(scored["choice"] or {}), **choice} or None
         new = {"static" if name == REPLAY else name: values for name, values in grown.items()}
@@ -224,20 +230,20 @@ def _stored(run: Run, path: Path) -> dict[str, Any]:
 
 def read_scores(run: Run, path: Path) -> dict[str, Any]:
     """Return the content of a file of scores: `rows`, as `HostRows`; `choice` of baselines chosen on other hosts; `checkpoint`;
-    `esper`, the code version by controller; and `latency`, if the reward needs it.
+    `esper`, the code version by controller; `data`, the fingerprint of the data, except in files of earlier versions; and
+    `latency`, if the reward needs it.
 
     Raises:
         ConfigError: the file is damaged, was edited, or holds the scores of another checkpoint.
     """
-    remedy = "remove it, and the run is scored again"
     found = _read(path)
-    if not isinstance(found, dict) or {*found} - {"latency"} != {"checkpoint", "esper", "choice", "rows", "sha256"}:
-        raise ConfigError(f"{path} is damaged, or of an earlier version: {remedy}")
+    if not isinstance(found, dict) or {*found} - {"latency", "data"} != {"checkpoint", "esper", "choice", "rows", "sha256"}:
+        raise ConfigError(f"{path} is damaged, or of an earlier version: {AGAIN}")
     scored = {name: value for name, value in cast(dict[str, Any], found).items() if name != "sha256"}
     if fingerprint(scored) != found["sha256"]:
-        raise ConfigError(f"{path} was edited after scoring: {remedy}")
+        raise ConfigError(f"{path} was edited after scoring: {AGAIN}")
     if scored["checkpoint"] != run.digest:
-        raise ConfigError(f"{path} holds the scores of another checkpoint than the newest in {run.folder}: {remedy}")
+        raise ConfigError(f"{path} holds the scores of another checkpoint than the newest in {run.folder}: {AGAIN}")
     if "source" in scored["esper"]:  # files of earlier versions have one for all controllers
         scored["esper"] = dict.fromkeys(scored["rows"], scored["esper"])
     return scored
@@ -264,7 +270,7 @@ def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged: remove it, and the run is scored again") from error
+        raise ConfigError(f"{path} is damaged: {AGAIN}") from error
 
 
 def training_scores(run: Run) -> dict[str, float]:

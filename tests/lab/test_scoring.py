@@ -78,6 +78,25 @@ def test_scores_keep_the_code_version_of_each_controller(
     assert any("scored by different code versions" in one for one in compare([folder], CompareConfig(hosts=2)).warnings)
 
 
+def test_scores_on_other_data_are_not_mixed(experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in one file; files of earlier versions do not say which data they are of."""
+    folder = tmp_path / "copy"  # whose scores no other test reads
+    shutil.copytree(experiment, folder)
+    run = next(run for run in find_runs([folder]) if run.finished)
+    score(run, 2)
+    path, added = scored_file(run, 2), Scoring(hosts=2, baselines=["random"], arm=run.arm)
+    before = path.read_bytes()
+    monkeypatch.setattr("esper.task.data.Data.fingerprint", lambda _: "other")
+    with pytest.warns(UserWarning, match="trained on other data"), pytest.raises(ConfigError, match="holds scores on other data"):
+        score_baselines(run, added)
+    assert path.read_bytes() == before
+    old = {name: value for name, value in json.loads(before).items() if name not in ("data", "sha256")}
+    path.write_text(json.dumps({**old, "sha256": fingerprint(old)}))
+    with pytest.warns(UserWarning, match="trained on other data"):
+        score_baselines(run, added)
+    assert read_scores(run, path)["data"] == "other"
+
+
 def test_overrides_that_look_alike_in_a_name_have_files_of_their_own() -> None:
     run = Run(arm="a", block=0, folder=Path())
     names = [scored_file(run, 2, [f"task.folder=/data/set{mark}a"]).name for mark in "/_"]
