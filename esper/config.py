@@ -15,19 +15,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from esper.agent.bandit import BanditConfig
 from esper.agent.base import AgentConfig
-from esper.agent.best_of_random import BestOfRandomConfig
-from esper.agent.event_oracle import EventOracleConfig
-from esper.agent.ppo.ppo import PPOConfig, PPOMLPConfig
-from esper.agent.react import ReactConfig
-from esper.agent.react_bandit import ReactBanditConfig
-from esper.agent.scripted.base import RandomConfig, WaitConfig
-from esper.agent.scripted.greedy import GreedyPotentialConfig
-from esper.agent.scripted.heuristic import HeuristicConfig
-from esper.agent.scripted.periodic import PeriodicConfig
-from esper.agent.scripted.replay import ReplayConfig
-from esper.agent.scripted.schedule import ScheduleConfig
+from esper.agent.table import AGENTS
 from esper.buffer.base import BufferConfig
 from esper.buffer.on_policy import RolloutConfig
 from esper.buffer.window import WindowConfig
@@ -233,22 +222,7 @@ GROUPS: dict[str, dict[str, type]] = {
     "cluster": {"local": LocalConfig, "ray": RayClusterConfig},
     "devices": dict.fromkeys(["auto", "cpu", "cuda", *(f"cuda:{i}" for i in range(8))], DeviceConfig),
     "reward": cast(dict[str, type], MODES),
-    "agent": {
-        "ppo": PPOConfig,
-        "ppo_mlp": PPOMLPConfig,
-        "heuristic": HeuristicConfig,
-        "greedy_potential": GreedyPotentialConfig,
-        "random": RandomConfig,
-        "wait": WaitConfig,
-        "schedule": ScheduleConfig,
-        "periodic": PeriodicConfig,
-        "best_of_random": BestOfRandomConfig,
-        "bandit": BanditConfig,
-        "react": ReactConfig,
-        "react_bandit": ReactBanditConfig,
-        "event_oracle": EventOracleConfig,
-        "replay": ReplayConfig,
-    },
+    "agent": AGENTS,
     "governor": {
         "watchdog": WatchdogConfig,
         "strict": StrictWatchdogConfig,

@@ -190,6 +190,8 @@ BAD: list[tuple[str, str]] = [
     ("agent=bandit agent.exploration=2", "agent.exploration"),
     ("slots.learning_epochs=-1", "slots.learning_epochs"),
     ("agent=best_of_random agent.latest=-1", "agent.latest"),
+    ("agent=schedule_bandit agent.latest=20", "agent.latest=20 is after the end of the episode, steps=20"),
+    ("agent=schedule_bandit agent.memory=1", "agent.memory"),
     ("agent=best_of_random agent.latest=20", "agent.latest=20 is after the end of the episode, steps=20"),
     ("agent=heuristic agent.patience=-1", "agent.patience"),
     ("agent=heuristic agent.threshold=inf", "agent.threshold"),

@@ -131,7 +131,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy/core_gates_saturated", "fraction", "Gates of the LSTM within 0.01 of 0 or 1.", detail=True),
     Metric("policy/core_dead", "fraction", "Units of the LSTM whose output deviates by less than 0.01 over the whole rollout."),
     Metric("policy/top_blueprint_share", "fraction", "Share of the blueprint planted most often, where there were several."),
-    Metric("search/best_return", "reward", "Mean return of the best schedule so far, on the hosts of the search."),
+    Metric(
+        "search/best_return",
+        "reward",
+        "Mean return of the best schedule so far, on the hosts of the search; expected by agent=schedule_bandit.",
+    ),
     Metric("search/improved", "1", "1 where the schedule of this update is the best so far, else 0."),
     Metric("search/seeds", "count", "Seeds that the schedule of this update germinates."),
     Metric(

@@ -40,6 +40,7 @@ TRAIN: dict[str, str] = {
     "python_text": "experiment=python_text updates=1 hosts=4 steps=4 task.epoch_samples=128 optimiser=sgd_text",
     "drift": f"{DRIFT} updates=2 hosts=4 agent=random",
     "bandit": f"{SMALL} agent=bandit updates=4",
+    "schedule_bandit": f"{SMALL} agent=schedule_bandit updates=4",
     **{
         f"drift_{name.partition(' ')[0]}": f"{DRIFT} updates=6 agent={name}"
         for name in ("react", "react_bandit", "event_oracle env.timetable=true")

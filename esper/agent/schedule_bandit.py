@@ -1,0 +1,200 @@
+"""A bandit that chooses a schedule without looking at the host: which seed, where and when.
+
+It is the baseline that shows whether a task asks for decisions at all, or for one good schedule that a better search would find.
+"""
+
+# N hosts, S slots, K blueprints, C seeds = S * K, T times, A schedules = 1 + C * T, F features, n schedules played
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from esper.agent.base import AgentConfig, Learner, check_time
+from esper.agent.bayesian import Float64Array, Posterior, fit
+from esper.agent.scripted.base import offered, plant_and_keep, step_number
+from esper.buffer.base import Buffer
+from esper.buffer.transition import Decision, State, Transition
+from esper.env.actions import EnvSpec, Observation, Op
+from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
+from esper.ranges import check_ranges
+from esper.seeding import stream
+
+SIMILAR_TIMES = 4.0
+"""Difference between two times at which the correlation of their effects has fallen to 1/e [host epochs]."""
+NOTHING = 0
+"""The schedule that plants nothing."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ScheduleBanditConfig(AgentConfig):
+    """A bandit that learns one schedule for all hosts without looking at them: plant this blueprint in this slot at this time, or
+    nothing. The seed advances and is kept as soon as possible. In training each host plays a schedule of its own, drawn by
+    Thompson sampling; in an evaluation all play the one with the highest expected return."""
+
+    latest: int | None = None
+    """Latest time to germinate, at least 0; null means the end of the episode [host epochs]. Lower: fewer schedules to choose
+    from."""
+    memory: int = 8192
+    """Number of newest hosts from which it predicts, at least 2. Higher: better predictions, larger checkpoints."""
+
+    def __post_init__(self) -> None:
+        AgentConfig.__post_init__(self)
+        check_ranges("agent", self, {"[0, inf]": ["latest"], "[2, inf]": ["memory"]})
+
+    def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
+        if self.latest is not None:
+            check_time(f"agent.latest={self.latest}", self.latest, steps)
+
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "ScheduleBandit":
+        return ScheduleBandit(self, spec, seed=seed)
+
+
+class ScheduleBandit(Learner):
+    """See `ScheduleBanditConfig`. It explores between `begin` and `learn` only.
+
+    The return of a schedule is modelled as a sum of effects of its slot, its blueprint, the pair of them and its time, where near
+    times have similar effects: a Bayesian linear regression. Root seed and number of the update determine the draws.
+    """
+
+    def __init__(self, config: ScheduleBanditConfig, spec: EnvSpec, *, seed: int) -> None:
+        self.config, self.spec, self.seed = config, spec, seed
+        times = spec.num_steps if config.latest is None else config.latest + 1
+        self.names = ["nothing", *(f"{kind} in {slot}" for slot in spec.slot_names for kind in spec.blueprint_names)]
+        """Name of each seed, after that of no seed."""
+        seeds = len(self.names) - 1
+        self.seed_A = np.concatenate([[0], 1 + np.repeat(np.arange(seeds), times)])
+        """Seed of each schedule, by its place in `names`."""
+        self.at_A = np.concatenate([[0], np.tile(np.arange(times), seeds)])
+        """Time of each schedule [host epochs]."""
+        self._x_AF = features(self.seed_A, self.at_A, len(spec.slot_names), len(spec.blueprint_names), times)
+        self.played_n, self.return_n = np.zeros(0, np.int64), np.zeros(0, np.float32)
+        """Schedules that training hosts played, the oldest first, and their returns."""
+        self.tried = 0
+        self._learn_effects()
+        self._trial_N: IntArray | None = None
+        """Schedule of each host in this update, not known before the first observation; None outside of an update."""
+        self._return_N: FloatArray | None = None
+
+    # ---- acting
+
+    def start(self, num_hosts: int) -> State:
+        """Return the schedule of each host `[N]`."""
+        return {"schedule": torch.zeros(num_hosts, dtype=torch.int64)}
+
+    def act(
+        self,
+        observation: Observation,
+        state: State,
+        *,
+        is_init: BoolArray,
+        uniform: npt.NDArray[np.float64],
+        greedy: bool = False,
+    ) -> Decision:
+        """See `Controller`."""
+        step_N = step_number(observation, self.spec)
+        schedule_N = np.where(step_N == 0, self._choose(observation, step_N == 0), state["schedule"].numpy())
+        place_N = np.maximum(self.seed_A[schedule_N] - 1, 0)
+        slot_N, kind_N = np.divmod(place_N, len(self.spec.blueprint_names))
+        due_N = (step_N >= self.at_A[schedule_N]) & offered(observation, self.spec)[np.arange(len(kind_N)), kind_N]
+        action_NH = plant_and_keep(observation, self.spec, slot_N, kind_N, plants_N=due_N, acts_N=schedule_N != NOTHING)
+        return Decision(action=action_NH, state={"schedule": torch.from_numpy(schedule_N)})
+
+    def _choose(self, observation: Observation, new_N: BoolArray) -> IntArray:
+        """Return the schedule of each new host `[N]`: the best one, or while exploring, the best by a draw from the posterior."""
+        if not new_N.any():
+            return np.full(len(new_N), NOTHING)
+        legal_NSK = observation.legal_slots[:, Op.GERMINATE, :, None] & offered(observation, self.spec)[:, None]
+        may_NA = np.concatenate([np.ones((len(new_N), 1), np.bool_), legal_NSK.reshape(len(new_N), -1)], axis=1)[:, self.seed_A]
+        if self._return_N is None:
+            return np.where(may_NA, self.expected_A, -np.inf).argmax(axis=1)
+        if self._trial_N is not None:
+            return self._trial_N
+        rng = stream(self.seed, "schedule_bandit", self.tried)
+        drawn_NA = self._posterior.sample(self._x_AF, rng, len(new_N))
+        self._trial_N = trial_N = np.where(may_NA, drawn_NA, -np.inf).argmax(axis=1)
+        return trial_N
+
+    # ---- learning
+
+    def begin(self, update: int) -> None:
+        """Explore in the next episode."""
+        self._trial_N, self._return_N = None, np.zeros(self.spec.num_hosts, np.float32)
+
+    def observe(self, transition: Transition) -> None:
+        """Add the rewards of a step to the returns."""
+        assert self._return_N is not None, "call begin() first"
+        self._return_N += transition.earned_N
+
+    def learn(self, progress: float) -> dict[str, float]:
+        """Learn the effects from all schedules in memory."""
+        assert self._return_N is not None, "call begin() first"
+        assert self._trial_N is not None, "no host has acted since begin()"
+        finite_N = np.isfinite(self._return_N)
+        self.played_n = np.concatenate([self.played_n, self._trial_N[finite_N]])[-self.config.memory :]
+        self.return_n = np.concatenate([self.return_n, self._return_N[finite_N]])[-self.config.memory :]
+        self._trial_N, self._return_N = None, None
+        self.tried += 1
+        self._learn_effects()
+        return {"bandit/decisions": float(len(self.played_n)), "search/best_return": float(self.expected_A.max())}
+
+    def _learn_effects(self) -> None:
+        self._posterior: Posterior = fit(self._x_AF[self.played_n], self.return_n.astype(np.float64))
+        tried_A = (self.seed_A == NOTHING) | np.isin(self.seed_A, self.seed_A[self.played_n])
+        self.expected_A: Float64Array = np.where(tried_A, self._posterior.predict(self._x_AF), -np.inf)
+        """Expected return of each schedule; -inf if its seed was never tried."""
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seeds by name, and the schedules in memory, from which effects are learned."""
+        memory = {"seed": self.seed_A[self.played_n], "at": self.at_A[self.played_n], "return": self.return_n}
+        return {"names": list(self.names), "tried": self.tried} | {name: torch.tensor(part) for name, part in memory.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state that `state_dict` returned.
+
+        Raises:
+            ValueError: there are other seeds, or some of the schedules are later than those that can be chosen here.
+        """
+        if state["names"] != self.names:
+            raise ValueError(
+                f"the {type(self).__name__} learned to choose among {', '.join(state['names'])}, and here are "
+                f"{', '.join(self.names)}: evaluate it on hosts with the slots and blueprints of its run"
+            )
+        seed_n, at_n, times = state["seed"].numpy(), state["at"].numpy(), int(self.at_A.max()) + 1
+        if (at_n >= times).any():
+            raise ValueError(
+                f"the {type(self).__name__} learned from schedules up to time {at_n.max()}, and the latest here is {times - 1}: "
+                "raise steps or agent.latest"
+            )
+        self.played_n = np.where(seed_n > 0, 1 + (seed_n - 1) * times + at_n, NOTHING)
+        self.return_n, self.tried = state["return"].numpy(), state["tried"]
+        self._learn_effects()
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the schedule with the highest expected return as it is typed on the command line."""
+        best = int(self.expected_A.argmax())
+        if best == NOTHING:
+            return [("best schedule", "agent=wait")]
+        slot, kind = divmod(int(self.seed_A[best]) - 1, len(self.spec.blueprint_names))
+        name = self.spec.blueprint_names[kind]
+        return [("best schedule", f"agent=schedule agent.blueprint={name} agent.slot={slot} agent.at={self.at_A[best]}")]
+
+
+def features(seed_A: IntArray, at_A: IntArray, slots: int, blueprints: int, times: int) -> Float64Array:
+    """Return what the effects of schedules are made of `[A, F]`, such that their weights are independent a priori.
+
+    Args:
+        seed_A: seed of each schedule: 0 for none, else 1 + slot * blueprints + blueprint.
+        at_A: time of each schedule, from 0 to times - 1 [host epochs].
+    """
+    slot_A, kind_A = np.divmod(seed_A - 1, blueprints)
+    between_TT = np.abs(np.subtract.outer(np.arange(times), np.arange(times)))
+    near_TT = np.linalg.cholesky(np.exp(-between_TT / SIMILAR_TIMES))
+    parts = (np.eye(slots)[slot_A], np.eye(blueprints)[kind_A], np.eye(slots * blueprints)[seed_A - 1], near_TT[at_A])
+    planted_A1 = (seed_A != NOTHING)[:, None]
+    return np.concatenate([~planted_A1, *(planted_A1 * part for part in parts)], axis=1).astype(np.float64)
