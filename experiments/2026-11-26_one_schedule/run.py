@@ -58,8 +58,8 @@ def compare(world: str) -> None:
     print(f"{world}: {len(own)} blocks, mean return {own['return'].mean():.2f}, test accuracy {own['accuracy'].mean():.1f}")
     print(own["schedule"].value_counts().to_string())
     for arm, rows in study.groupby("arm"):
-        both = own.join(rows.set_index("block"), rsuffix="_arm", how="inner").dropna(subset="return_arm")
-        gap = sign_flip((both["return_arm"] - both["return"]).to_numpy()).interval
+        both = (rows.set_index("block")["return"] - own["return"]).dropna()
+        gap = sign_flip(both.to_numpy()).interval
         print(f"{arm} minus {ARM}: {gap.mean:.2f} ({gap.low:.2f} to {gap.high:.2f}), {len(both)} blocks")
 
 
