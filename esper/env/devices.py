@@ -78,7 +78,8 @@ def find_precision(name: str, precision: Precision) -> Precision:
         ValueError: the device does not compute in it, or this machine does not have the device.
     """
     device = find_device(name)
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    # torch.cuda.is_bf16_supported asks the current GPU only.
+    has_bf16 = device.type == "cuda" and (torch.version.hip or torch.cuda.get_device_properties(device).major >= 8)
     if precision is Precision.auto:
         half = Precision.bf16 if has_bf16 else Precision.fp16
         return half if device.type == "cuda" else Precision.fp32

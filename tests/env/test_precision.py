@@ -1,6 +1,7 @@
 """Half precision in the environment: what is sick is isolated, and an overflow is no sickness but at the lowest scale."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -131,12 +132,12 @@ def test_fp16_on_a_cpu_is_said_to_be_slow(make_env):
         make_env(1, 1, precision=Precision.fp16)
 
 
-def test_a_gpu_without_bf16_is_refused(monkeypatch):
+def test_a_gpu_without_bf16_is_refused_and_others_are_not(monkeypatch):
     monkeypatch.setattr("esper.env.devices.find_device", torch.device)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    assert find_precision("cuda:0", Precision.auto) is find_precision("cuda:0", Precision.bf16) is Precision.bf16
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    generations = [SimpleNamespace(major=7), SimpleNamespace(major=8)]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: generations[device.index])
+    assert find_precision("cuda:1", Precision.auto) is find_precision("cuda:1", Precision.bf16) is Precision.bf16
     with pytest.raises(ValueError, match=r"^devices\.cuda:0\.precision=bf16 needs a GPU .* Tesla T4 does not: choose fp16$"):
         find_precision("cuda:0", Precision.bf16)
     assert find_precision("cuda:0", Precision.auto) is find_precision("cuda:0", Precision.fp16) is Precision.fp16
