@@ -244,7 +244,7 @@ def test_the_record_of_foresight_tells_its_numbers() -> None:
         assert f"{(table['late'] - table[best]).mean():.1f}" in page.partition("agent.delay=1")[2][:300]
 
 
-@pytest.mark.parametrize("world", ["digits", "mnist5k_drift"])
+@pytest.mark.parametrize("world", ["digits", "mnist5k_drift", "digits_trials"])
 def test_the_study_of_one_training_tells_its_numbers(world: str) -> None:
     """Every row of the record, and the break-even."""
     folder = ROOT / "experiments" / "2026-11-24_one_training"
@@ -284,7 +284,9 @@ def test_the_readme_tells_the_study_of_one_training() -> None:
     assert digits["return", "search_random_8"] == "-0.3 (-1.0 to 0.3)"
     assert "the result is undecided (-0.3, -1.0 to 0.3)" in text
     assert one_training("mnist5k_drift")["return", "search_random_8"] == "1.7 (1.0 to 2.4)"
-    assert "1.7 points more than random search with eight trainings (1.0 to 2.4;" in text
+    assert "1.7 points more than random search with eight trainings (1.0 to 2.4)" in text
+    assert one_training("digits_trials")["return", "search_tpe_8"] == "5.9 (4.8 to 7.1)"
+    assert "in `digits_trials` 5.9 more than TPE with eight (4.8 to 7.1;" in text
 
 
 def test_the_study_of_transfer_to_other_data_tells_its_numbers():

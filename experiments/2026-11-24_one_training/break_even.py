@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 HERE = Path(__file__).parent
-WORLDS = ("digits", "mnist5k_drift")
+WORLDS = ("digits", "mnist5k_drift", "digits_trials")
 HOSTS = (1, 10, 100, 1_000, 10_000)
 
 
