@@ -19,6 +19,7 @@ class Posterior:
     mean: float
     weight_F: Float64Array
     root_FF: Float64Array
+    """The symmetric square root: unlike others, it hardly changes with the rounding of the data, and neither do draws."""
     noise: float
     """Standard deviation of the noise."""
 
@@ -52,4 +53,5 @@ def fit(x_nF: Float64Array, y_n: Float64Array) -> Posterior:
         best = int(evidence_R.argmax())
         ratio, noise = float(RATIOS[best]), float(np.sqrt(variance_R[best]))
     weight_F = turn_FF @ (turned_F / (value_F + ratio))
-    return Posterior(mean=mean, weight_F=weight_F, root_FF=noise * turn_FF / np.sqrt(value_F + ratio), noise=noise)
+    root_FF = noise * (turn_FF / np.sqrt(value_F + ratio)) @ turn_FF.T
+    return Posterior(mean=mean, weight_F=weight_F, root_FF=root_FF, noise=noise)

@@ -32,14 +32,14 @@ NOTHING = 0
 @dataclass(kw_only=True, slots=True)
 class ScheduleBanditConfig(AgentConfig):
     """A bandit that learns one schedule for all hosts without looking at them: plant this blueprint in this slot at this time, or
-    nothing. The seed advances and is kept as soon as possible. In training each host plays a schedule of its own, drawn by
-    Thompson sampling; in an evaluation all play the one with the highest expected return."""
+    nothing. The seed advances and is kept as soon as possible, and is planted again if it is lost. In training each host plays a
+    schedule of its own, drawn by Thompson sampling; in an evaluation all play the one with the highest expected return."""
 
     latest: int | None = None
     """Latest time to germinate, at least 0; null means the end of the episode [host epochs]. Lower: fewer schedules to choose
     from."""
     memory: int = 8192
-    """Number of newest hosts from which it predicts, at least 2. Higher: better predictions, larger checkpoints."""
+    """Number of most recent hosts that the regression uses, at least 2. Higher: better predictions, larger checkpoints."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
@@ -57,7 +57,8 @@ class ScheduleBandit(Learner):
     """See `ScheduleBanditConfig`. It explores between `begin` and `learn` only.
 
     The return of a schedule is modelled as a sum of effects of its slot, its blueprint, the pair of them and its time, where near
-    times have similar effects: a Bayesian linear regression. Root seed and number of the update determine the draws.
+    times have similar effects: a Bayesian linear regression. Root seed, number of the update and the returns so far determine the
+    draws.
     """
 
     def __init__(self, config: ScheduleBanditConfig, spec: EnvSpec, *, seed: int) -> None:
@@ -76,7 +77,7 @@ class ScheduleBandit(Learner):
         self.tried = 0
         self._learn_effects()
         self._trial_N: IntArray | None = None
-        """Schedule of each host in this update, not known before the first observation; None outside of an update."""
+        """Schedule of each host in this update; None until the first observation, and outside of an update."""
         self._return_N: FloatArray | None = None
 
     # ---- acting
@@ -145,7 +146,7 @@ class ScheduleBandit(Learner):
         self._posterior: Posterior = fit(self._x_AF[self.played_n], self.return_n.astype(np.float64))
         tried_A = (self.seed_A == NOTHING) | np.isin(self.seed_A, self.seed_A[self.played_n])
         self.expected_A: Float64Array = np.where(tried_A, self._posterior.predict(self._x_AF), -np.inf)
-        """Expected return of each schedule; -inf if its seed was never tried."""
+        """Expected return of each schedule; -inf if memory has no host with its seed, but never for nothing."""
 
     # ---- state
 
@@ -158,21 +159,18 @@ class ScheduleBandit(Learner):
         """Restore a state that `state_dict` returned.
 
         Raises:
-            ValueError: there are other seeds, or some of the schedules are later than those that can be chosen here.
+            ValueError: there are other slots or blueprints.
         """
         if state["names"] != self.names:
             raise ValueError(
                 f"the {type(self).__name__} learned to choose among {', '.join(state['names'])}, and here are "
                 f"{', '.join(self.names)}: evaluate it on hosts with the slots and blueprints of its run"
             )
-        seed_n, at_n, times = state["seed"].numpy(), state["at"].numpy(), int(self.at_A.max()) + 1
-        if (at_n >= times).any():
-            raise ValueError(
-                f"the {type(self).__name__} learned from schedules up to time {at_n.max()}, and the latest here is {times - 1}: "
-                "raise steps or agent.latest"
-            )
+        times = int(self.at_A.max()) + 1
+        kept_n = state["at"] < times  # schedules that are too late here say nothing about the others
+        seed_n, at_n = state["seed"][kept_n].numpy(), state["at"][kept_n].numpy()
         self.played_n = np.where(seed_n > 0, 1 + (seed_n - 1) * times + at_n, NOTHING)
-        self.return_n, self.tried = state["return"].numpy(), state["tried"]
+        self.return_n, self.tried = state["return"][kept_n].numpy(), state["tried"]
         self._learn_effects()
 
     def summary(self) -> list[tuple[str, str]]:
@@ -186,7 +184,9 @@ class ScheduleBandit(Learner):
 
 
 def features(seed_A: IntArray, at_A: IntArray, slots: int, blueprints: int, times: int) -> Float64Array:
-    """Return what the effects of schedules are made of `[A, F]`, such that their weights are independent a priori.
+    """Return the design matrix of the schedules `[A, F]`, scaled so that weights are independent a priori, each of variance 1.
+
+    The effects of all schedules then have the same variance, 4, that of planting nothing included.
 
     Args:
         seed_A: seed of each schedule: 0 for none, else 1 + slot * blueprints + blueprint.
@@ -197,4 +197,4 @@ def features(seed_A: IntArray, at_A: IntArray, slots: int, blueprints: int, time
     near_TT = np.linalg.cholesky(np.exp(-between_TT / SIMILAR_TIMES))
     parts = (np.eye(slots)[slot_A], np.eye(blueprints)[kind_A], np.eye(slots * blueprints)[seed_A - 1], near_TT[at_A])
     planted_A1 = (seed_A != NOTHING)[:, None]
-    return np.concatenate([~planted_A1, *(planted_A1 * part for part in parts)], axis=1).astype(np.float64)
+    return np.concatenate([2.0 * ~planted_A1, *(planted_A1 * part for part in parts)], axis=1).astype(np.float64)

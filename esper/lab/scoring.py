@@ -189,7 +189,7 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     searches = [name for name in missing if name.startswith(PREFIX)]
     controllers += [name for name in missing if name not in (*BASELINES, *searches)]
     evaluation = Evaluation.load(str(run.folder), hosts=scoring.hosts, online=scoring.online, overrides=scoring.overrides)
-    data = evaluation.env.hparams()["data"]
+    data = str(evaluation.env.hparams().get("data", ""))
     if stored.get("data", data) != data:
         evaluation.env.close()
         raise ConfigError(f"{path} holds scores on other data (fingerprint {stored['data']}, now {data}): {AGAIN}")
@@ -213,7 +213,8 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
         for name, outcome in outcomes.items()
     }
     with writing_reports(run.folder):
-        scored: dict[str, Any] = {**_stored(run, path), "checkpoint": run.digest, "data": data}
+        scored: dict[str, Any] = {**_stored(run, path), "checkpoint": run.digest}
+        scored |= {} if scored["rows"] else {"data": data}  # of rows of earlier versions, nobody knows on which data they are
         scored |= {"latency": latency} if latency else {}
         scored["choice"] = {**(scored["choice"] or {}), **choice} or None
         new = {"static" if name == REPLAY else name: values for name, values in grown.items()}
@@ -230,8 +231,8 @@ def _stored(run: Run, path: Path) -> dict[str, Any]:
 
 def read_scores(run: Run, path: Path) -> dict[str, Any]:
     """Return the content of a file of scores: `rows`, as `HostRows`; `choice` of baselines chosen on other hosts; `checkpoint`;
-    `esper`, the code version by controller; `data`, the fingerprint of the data, except in files of earlier versions; and
-    `latency`, if the reward needs it.
+    `esper`, the code version by controller; `data`, the fingerprint of the data, empty if hosts have none, and missing in
+    files of earlier versions; and `latency`, if the reward needs it.
 
     Raises:
         ConfigError: the file is damaged, was edited, or holds the scores of another checkpoint.

@@ -14,10 +14,12 @@ import pandas as pd
 import yaml
 from joblib import Parallel, delayed
 
+from esper.checkpoint import write_whole
 from esper.cli.overrides import check
 from esper.env.shard_pool import limit_cores
 from esper.lab.design import draw_seeds
 from esper.lab.evaluation import Evaluation
+from esper.stats.intervals import Interval
 from esper.stats.sign_flip import sign_flip
 from esper.training.trainer import Trainer
 
@@ -48,19 +50,31 @@ def runs(world: str, folder: Path) -> None:
     done = set(pd.read_csv(path)["block"]) if path.exists() else set()
     left = [block for block in range(PLAN["worlds"][world]["blocks"]) if block not in done]
     for row in Parallel(n_jobs=2, return_as="generator_unordered")(delayed(run)(world, block, folder) for block in left):
-        pd.DataFrame([row]).to_csv(path, mode="a", index=False, header=not path.exists())
+        known = [pd.read_csv(path)] if path.exists() else []
+        table = pd.concat([*known, pd.DataFrame([row])]).sort_values("block")
+        write_whole(path, table.to_csv(index=False))
+
+
+def own_runs(world: str) -> pd.DataFrame:
+    """Return the runs of the schedule by block."""
+    return pd.read_csv(HERE / f"{world}.csv").set_index("block").sort_index()
+
+
+def differences(world: str, outcome: str = "return") -> dict[str, Interval]:
+    """Return the mean of each arm of the study minus the schedule, over the blocks that both have."""
+    own = own_runs(world)
+    study = pd.read_csv(HERE.parent / PLAN["worlds"][world]["study"] / "comparison.csv")
+    apart = {arm: (rows.set_index("block")[outcome] - own[outcome]).dropna() for arm, rows in study.groupby("arm")}
+    return {str(arm): sign_flip(values.to_numpy()).interval for arm, values in apart.items()}
 
 
 def compare(world: str) -> None:
-    """Print the difference between each arm of the study and the schedule."""
-    own = pd.read_csv(HERE / f"{world}.csv").set_index("block").sort_index()
-    study = pd.read_csv(HERE.parent / PLAN["worlds"][world]["study"] / "comparison.csv")
-    print(f"{world}: {len(own)} blocks, mean return {own['return'].mean():.2f}, test accuracy {own['accuracy'].mean():.1f}")
+    """Print what the schedules are and how far each arm of the study is from them."""
+    own = own_runs(world)
+    print(f"{world}: {len(own)} blocks, return {own['return'].mean():.2f}, test accuracy {own['accuracy'].mean():.1f} %")
     print(own["schedule"].value_counts().to_string())
-    for arm, rows in study.groupby("arm"):
-        both = (rows.set_index("block")["return"] - own["return"]).dropna()
-        gap = sign_flip(both.to_numpy()).interval
-        print(f"{arm} minus {ARM}: {gap.mean:.2f} ({gap.low:.2f} to {gap.high:.2f}), {len(both)} blocks")
+    for arm, gap in differences(world).items():
+        print(f"{arm} minus {ARM}: {gap.mean:.2f} ({gap.low:.2f} to {gap.high:.2f})")
 
 
 if __name__ == "__main__":

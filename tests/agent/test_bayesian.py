@@ -15,7 +15,7 @@ def sample(seed: int, count: int, features: int) -> tuple[np.ndarray, np.ndarray
 
 
 def log_evidence(x: np.ndarray, y: np.ndarray, ratio: float) -> float:
-    """The log density of the values at the most probable variance, but for constants, by way of the covariance of the values."""
+    """The log density of the values at the most probable variance, up to a constant, computed from their covariance."""
     covariance = np.eye(len(y)) + x @ x.T / ratio
     variance = y @ np.linalg.solve(covariance, y) / len(y)
     return -len(y) * np.log(variance) - np.linalg.slogdet(covariance)[1]

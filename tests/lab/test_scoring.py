@@ -94,7 +94,17 @@ def test_scores_on_other_data_are_not_mixed(experiment: Path, tmp_path: Path, mo
     path.write_text(json.dumps({**old, "sha256": fingerprint(old)}))
     with pytest.warns(UserWarning, match="trained on other data"):
         score_baselines(run, added)
-    assert read_scores(run, path)["data"] == "other"
+    assert "data" not in read_scores(run, path)
+
+
+def test_hosts_without_data_are_scored(tmp_path: Path) -> None:
+    Trainer(
+        check(["env=sandbox", "agent=random", "hosts=4", "steps=6", "updates=1", "telemetry=quiet"]), tmp_path / "arm" / "run"
+    ).run()
+    (run,) = find_runs([tmp_path / "arm"])
+    scores = score(run, 4)
+    assert np.isfinite(scores["return"])
+    assert read_scores(run, scored_file(run, 4))["data"] == ""
 
 
 def test_overrides_that_look_alike_in_a_name_have_files_of_their_own() -> None:
