@@ -98,9 +98,8 @@ def test_scores_on_other_data_are_not_mixed(experiment: Path, tmp_path: Path, mo
 
 
 def test_hosts_without_data_are_scored(tmp_path: Path) -> None:
-    Trainer(
-        check(["env=sandbox", "agent=random", "hosts=4", "steps=6", "updates=1", "telemetry=quiet"]), tmp_path / "arm" / "run"
-    ).run()
+    config = check(["env=sandbox", "agent=random", "hosts=4", "steps=6", "updates=1", "telemetry=quiet"])
+    Trainer(config, tmp_path / "arm" / "run").run()
     (run,) = find_runs([tmp_path / "arm"])
     scores = score(run, 4)
     assert np.isfinite(scores["return"])
