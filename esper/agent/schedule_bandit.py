@@ -6,7 +6,7 @@ It is the baseline that shows whether a task asks for decisions at all, or for o
 # N hosts, S slots, K blueprints, C seeds = S * K, T times, A schedules = 1 + C * T, F features, n schedules played
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,16 +38,32 @@ class ScheduleBanditConfig(AgentConfig):
     latest: int | None = None
     """Latest time to germinate, at least 0; null means the end of the episode [host epochs]. Lower: fewer schedules to choose
     from."""
+    twins: int = 4
+    """Hosts that share instance, initial weights and data order, and play different schedules, at least 1. The regression
+    compares twins only, so that differences between instances are no noise; 1 compares all hosts. Higher: less noise, fewer
+    instances."""
     memory: int = 8192
     """Number of most recent hosts that the regression uses, at least 2. Higher: better predictions, larger checkpoints."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
-        check_ranges("agent", self, {"[0, inf]": ["latest"], "[2, inf]": ["memory"]})
+        check_ranges("agent", self, {"[0, inf]": ["latest"], "[1, inf)": ["twins"], "[2, inf]": ["memory"]})
+
+    @property
+    def num_twins(self) -> int:
+        return self.twins
+
+    def acting(self) -> "ScheduleBanditConfig":
+        return replace(self, twins=1)
 
     def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
         if self.latest is not None:
             check_time(f"agent.latest={self.latest}", self.latest, steps)
+        if hosts % self.twins:
+            more = -(-hosts // self.twins) * self.twins
+            raise ValueError(
+                f"hosts={hosts} is not a multiple of agent.twins={self.twins}: set hosts to {more}, or agent.twins=1"
+            )
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "ScheduleBandit":
         return ScheduleBandit(self, spec, seed=seed)
@@ -56,9 +72,9 @@ class ScheduleBanditConfig(AgentConfig):
 class ScheduleBandit(Learner):
     """See `ScheduleBanditConfig`. It explores between `begin` and `learn` only.
 
-    The return of a schedule is modelled as a sum of effects of its slot, its blueprint, the pair of them and its time, where near
-    times have similar effects: a Bayesian linear regression. Root seed, number of the update and the returns so far determine the
-    draws.
+    The return of a schedule is modelled as a sum of effects of its slot, its blueprint, the pair of them, its time, and the twins
+    that play it, where near times have similar effects: a Bayesian linear regression. Root seed, number of the update and the
+    returns so far determine the draws.
     """
 
     def __init__(self, config: ScheduleBanditConfig, spec: EnvSpec, *, seed: int) -> None:
@@ -74,6 +90,8 @@ class ScheduleBandit(Learner):
         self._x_AF = features(self.seed_A, self.at_A, len(spec.slot_names), len(spec.blueprint_names), times)
         self.played_n, self.return_n = np.zeros(0, np.int64), np.zeros(0, np.float32)
         """Schedules that training hosts played, the oldest first, and their returns."""
+        self.group_n = np.zeros(0, np.int64)
+        """Number of the group of twins of each of these hosts; 0 for all without twins."""
         self.tried = 0
         self._learn_effects()
         self._trial_N: IntArray | None = None
@@ -134,18 +152,24 @@ class ScheduleBandit(Learner):
         """Learn the effects from all schedules in memory."""
         assert self._return_N is not None, "call begin() first"
         assert self._trial_N is not None, "no host has acted since begin()"
-        finite_N = np.isfinite(self._return_N)
+        finite_N, hosts, twins = np.isfinite(self._return_N), len(self._return_N), self.config.twins
+        group_N = (self.tried * hosts + np.arange(hosts)) // twins if twins > 1 else np.zeros(hosts, np.int64)
         self.played_n = np.concatenate([self.played_n, self._trial_N[finite_N]])[-self.config.memory :]
         self.return_n = np.concatenate([self.return_n, self._return_N[finite_N]])[-self.config.memory :]
+        self.group_n = np.concatenate([self.group_n, group_N[finite_N]])[-self.config.memory :]
         self._trial_N, self._return_N = None, None
         self.tried += 1
         self._learn_effects()
         return {"bandit/decisions": float(len(self.played_n)), "search/best_return": float(self.expected_A.max())}
 
     def _learn_effects(self) -> None:
-        self._posterior: Posterior = fit(self._x_AF[self.played_n], self.return_n.astype(np.float64))
+        x_nF, y_n1 = self._x_AF[self.played_n], self.return_n[:, None].astype(np.float64)
+        self._posterior: Posterior = fit(within(x_nF, self.group_n), within(y_n1, self.group_n)[:, 0])
+        expected_A = self._posterior.predict(self._x_AF)
+        if len(self.played_n):
+            expected_A += y_n1.mean() - self._posterior.predict(x_nF).mean()
         tried_A = (self.seed_A == NOTHING) | np.isin(self.seed_A, self.seed_A[self.played_n])
-        self.expected_A: Float64Array = np.where(tried_A, self._posterior.predict(self._x_AF), -np.inf)
+        self.expected_A: Float64Array = np.where(tried_A, expected_A, -np.inf)
         """Expected return of each schedule; -inf if memory has no host with its seed, but never for nothing."""
 
     # ---- state
@@ -153,6 +177,7 @@ class ScheduleBandit(Learner):
     def state_dict(self) -> dict[str, Any]:
         """Return the seeds by name, and the schedules in memory, from which effects are learned."""
         memory = {"seed": self.seed_A[self.played_n], "at": self.at_A[self.played_n], "return": self.return_n}
+        memory |= {"group": self.group_n}
         return {"names": list(self.names), "tried": self.tried} | {name: torch.tensor(part) for name, part in memory.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -170,7 +195,8 @@ class ScheduleBandit(Learner):
         kept_n = state["at"] < times  # schedules that are too late here say nothing about the others
         seed_n, at_n = state["seed"][kept_n].numpy(), state["at"][kept_n].numpy()
         self.played_n = np.where(seed_n > 0, 1 + (seed_n - 1) * times + at_n, NOTHING)
-        self.return_n, self.tried = state["return"][kept_n].numpy(), state["tried"]
+        self.return_n, self.group_n = state["return"][kept_n].numpy(), state["group"][kept_n].numpy()
+        self.tried = state["tried"]
         self._learn_effects()
 
     def summary(self) -> list[tuple[str, str]]:
@@ -198,3 +224,11 @@ def features(seed_A: IntArray, at_A: IntArray, slots: int, blueprints: int, time
     parts = (np.eye(slots)[slot_A], np.eye(blueprints)[kind_A], np.eye(slots * blueprints)[seed_A - 1], near_TT[at_A])
     planted_A1 = (seed_A != NOTHING)[:, None]
     return np.concatenate([2.0 * ~planted_A1, *(planted_A1 * part for part in parts)], axis=1).astype(np.float64)
+
+
+def within(values_nF: Float64Array, group_n: IntArray) -> Float64Array:
+    """Return values without the mean of their group `[n, F]`."""
+    _, place_n, count_g = np.unique(group_n, return_inverse=True, return_counts=True)
+    sum_gF = np.zeros((len(count_g), values_nF.shape[1]))
+    np.add.at(sum_gF, place_n, values_nF)
+    return values_nF - (sum_gF / count_g[:, None])[place_n]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.agent.schedule_bandit import NOTHING, ScheduleBandit, ScheduleBanditConfig, features
+from esper.agent.schedule_bandit import NOTHING, ScheduleBandit, ScheduleBanditConfig, features, within
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
 from esper.config import Config
@@ -38,11 +38,11 @@ def act(bandit: ScheduleBandit, observation: Observation, schedule: np.ndarray |
 
 
 def learn(bandit: ScheduleBandit, first: Observation, worth: np.ndarray, noise: np.random.Generator) -> np.ndarray:
-    """Play an update in which a schedule returns its worth and noise; return the schedules played."""
+    """Play an update in which a schedule returns its worth, noise, and the luck of the twins; return the schedules played."""
     bandit.begin(bandit.tried)
     decision = bandit.act(first, bandit.start(4), is_init=NOWHERE_N, uniform=np.zeros((4, 8)))
     schedule_N = decision.state["schedule"].numpy()
-    reward_N = (worth[schedule_N] + noise.normal(size=4)).astype(np.float32)
+    reward_N = (worth[schedule_N] + noise.normal(size=4) + 30 * noise.normal()).astype(np.float32)
     bandit.observe(
         Transition(
             observation=first,
@@ -166,6 +166,23 @@ def test_in_a_shorter_episode_it_forgets_schedules_that_are_too_late() -> None:
     np.testing.assert_array_equal(short.at_A[short.played_n], bandit.at_A[bandit.played_n][early])
     np.testing.assert_array_equal(short.seed_A[short.played_n], bandit.seed_A[bandit.played_n][early])
     np.testing.assert_array_equal(short.return_n, bandit.return_n[early])
+    np.testing.assert_array_equal(short.group_n, bandit.group_n[early])
+
+
+def test_effects_are_learned_within_groups_of_twins() -> None:
+    rng = np.random.default_rng(0)
+    x, group = rng.normal(size=(12, 3)), np.repeat([7, 3, 5], 4)
+    y = x @ [1.0, 2.0, 3.0]
+    found = within(np.column_stack([x, y + 100 * group]), group)
+    dummies = np.eye(3)[np.repeat([0, 1, 2], 4)]
+    expected = x - dummies @ np.linalg.lstsq(dummies, x)[0]  # what is left of a regression on the groups
+    np.testing.assert_allclose(found[:, :3], expected, atol=1e-10)
+    np.testing.assert_allclose(found[:, 3], expected @ [1.0, 2.0, 3.0], atol=1e-10)
+    bandit = ScheduleBanditConfig().build(SPEC, seed=0)
+    for _ in range(8):
+        learn(bandit, newborn([0, 1, 2]), some_worth(bandit, 0), rng)
+    assert bandit.group_n.tolist() == np.repeat(np.arange(8), 4).tolist()
+    assert bandit.expected_A[bandit.played_n].mean() == pytest.approx(bandit.return_n.mean(dtype=np.float64))
 
 
 def test_a_state_of_other_seeds_is_refused() -> None:
@@ -178,7 +195,7 @@ def test_a_state_of_other_seeds_is_refused() -> None:
 
 
 def config(*overrides: str) -> Config:
-    return check([*TINY, "agent=schedule_bandit", *overrides])
+    return check([*TINY, "agent=schedule_bandit", "agent.twins=2", *overrides])
 
 
 def test_a_stopped_run_resumes_exactly_and_an_evaluation_plays_the_schedule_of_the_summary(tmp_path: Path) -> None:
@@ -191,6 +208,7 @@ def test_a_stopped_run_resumes_exactly_and_an_evaluation_plays_the_schedule_of_t
     assert isinstance(parts, ScheduleBandit)
     np.testing.assert_array_equal(whole.played_n, parts.played_n)
     np.testing.assert_array_equal(whole.return_n, parts.return_n)
+    np.testing.assert_array_equal(whole.group_n, parts.group_n)
     assert len(whole.played_n) == 6
     ((_, command),) = whole.summary()
     written = check([*TINY, *command.split()]).agent.build(evaluations[0].env.layout, seed=0)
