@@ -200,6 +200,17 @@ def feature_scale(name: str) -> float:
     return scale
 
 
+def check_twins(hosts: int, twins: int, remedy: str = "agent.twins=1") -> None:
+    """Raise ValueError if the hosts of a run cannot be divided into groups of twins.
+
+    Args:
+        remedy: overrides of a run without twins.
+    """
+    if hosts % twins:
+        more = -(-hosts // twins) * twins
+        raise ValueError(f"hosts={hosts} is not a multiple of agent.twins={twins}: set hosts to {more}, or {remedy}")
+
+
 def check_offered(setting: str, blueprint: str, offered: Sequence[str]) -> None:
     """Raise ValueError if a blueprint is not available.
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.agent.base import AgentConfig, Learner, check_time
+from esper.agent.base import AgentConfig, Learner, check_time, check_twins
 from esper.agent.bayesian import Float64Array, Posterior, fit
 from esper.agent.scripted.base import offered, plant_and_keep, step_number
 from esper.buffer.base import Buffer
@@ -59,11 +59,7 @@ class ScheduleBanditConfig(AgentConfig):
     def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
         if self.latest is not None:
             check_time(f"agent.latest={self.latest}", self.latest, steps)
-        if hosts % self.twins:
-            more = -(-hosts // self.twins) * self.twins
-            raise ValueError(
-                f"hosts={hosts} is not a multiple of agent.twins={self.twins}: set hosts to {more}, or agent.twins=1"
-            )
+        check_twins(hosts, self.twins)
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "ScheduleBandit":
         return ScheduleBandit(self, spec, seed=seed)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.agent.base import AgentConfig, Learner
+from esper.agent.base import AgentConfig, Learner, check_twins
 from esper.agent.ppo.advantages import Baseline, Targets, apply_baseline, gae, returns_to_go, vtrace_advantages
 from esper.agent.ppo.diagnostics import diagnose, evaluate_rollout, gradient_norms, parts_of
 from esper.agent.ppo.distribution import free_parameters
@@ -158,11 +158,7 @@ class PPOConfig(AgentConfig):
                 f"agent.minibatches={self.minibatches} exceeds hosts={hosts}, and a minibatch consists of whole hosts: "
                 f"set agent.minibatches to at most {hosts}"
             )
-        if hosts % self.twins:
-            raise ValueError(
-                f"hosts={hosts} is not a multiple of agent.twins={self.twins}: "
-                f"set hosts to {-(-hosts // self.twins) * self.twins}, or agent.twins=1 agent.baseline=critic"
-            )
+        check_twins(hosts, self.twins, "agent.twins=1 agent.baseline=critic")
 
     def check_buffer(self, buffer: BufferConfig, name: str) -> None:
         if not buffer.reuses:
