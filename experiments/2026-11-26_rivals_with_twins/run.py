@@ -1,9 +1,10 @@
 """Simple rivals that compare twins, in the blocks of earlier studies.
 
-    python experiments/2026-11-26_rivals_with_twins/run.py WORLD ARM FOLDER   trains and scores each block that WORLD_ARM.csv lacks
-    python experiments/2026-11-26_rivals_with_twins/run.py                    compares what is there
+    python experiments/2026-11-26_rivals_with_twins/run.py WORLD ARM FOLDER
+    python experiments/2026-11-26_rivals_with_twins/run.py
 
-The runs have the random seeds of the study, so that they grow the same held-out hosts. `WORLD_ARM.csv` has a row per block.
+The first command trains and scores each block that `WORLD_ARM.csv` lacks, which has a row per block; the second compares what
+is there. The runs have the random seeds of the study, so that they grow the same held-out hosts.
 """
 
 import sys
