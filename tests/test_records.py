@@ -175,6 +175,22 @@ def test_the_third_study_tells_its_numbers() -> None:
         assert f"{low} to {high}" in told
 
 
+def test_the_record_of_rivals_with_twins_tells_its_numbers() -> None:
+    folder = ROOT / "experiments" / "2026-11-26_rivals_with_twins"
+    study, text = runpy.run_path(str(folder / "run.py")), page_of(folder / "README.md")
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (\S+) \| (\S+) \| (.+?) \| (\w+(?: \w+)?) \|$", text, flags=re.MULTILINE)
+    told = {f"{world}_{arm}" for world, arm, *_ in rows}
+    assert told == {path.stem for path in folder.glob("*.csv")}
+    for world, arm, hosts, value, difference, verdict in rows:
+        own, gap = study["own_runs"](world, arm), study["differences"](world, arm)["ppo"]
+        assert len(own) == study["PLAN"]["worlds"][world]["blocks"]
+        updates = int(re.findall(r"updates=(\d+)", study["PLAN"]["worlds"][world]["arms"][arm])[0])
+        assert (hosts, value) == (f"{32 * updates:,}", f"{own['return'].mean():.1f}")
+        assert difference == f"{gap.mean:.2f} ({gap.low:.2f} to {gap.high:.2f})"
+        within = -study["PLAN"]["margin"] < gap.low and gap.high < study["PLAN"]["margin"]
+        assert verdict == ("better" if gap.low > 0 else "worse" if gap.high < 0 else "as good" if within else "undecided")
+
+
 def test_the_second_drift_study_tells_when_its_controllers_plant() -> None:
     folder = ROOT / "experiments" / "2026-11-23_mnist_study"
     moments = pd.read_csv(folder / "moments.csv")
