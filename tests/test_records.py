@@ -175,8 +175,8 @@ def test_the_third_study_tells_its_numbers() -> None:
         assert f"{low} to {high}" in told
 
 
-def test_the_record_of_rivals_with_twins_tells_its_numbers() -> None:
-    folder = ROOT / "experiments" / "2026-11-26_rivals_with_twins"
+def test_the_record_of_one_schedule_tells_its_numbers() -> None:
+    folder = ROOT / "experiments" / "2026-11-26_one_schedule"
     study, text = runpy.run_path(str(folder / "run.py")), page_of(folder / "README.md")
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (\S+) \| (\S+) \| (.+?) \| (\w+(?: \w+)?) \|$", text, flags=re.MULTILINE)
     told = {f"{world}_{arm}" for world, arm, *_ in rows}
@@ -188,7 +188,7 @@ def test_the_record_of_rivals_with_twins_tells_its_numbers() -> None:
         assert (hosts, value) == (f"{32 * updates:,}", f"{own['return'].mean():.1f}")
         assert difference == f"{gap.mean:.2f} ({gap.low:.2f} to {gap.high:.2f})"
         within = -study["PLAN"]["margin"] < gap.low and gap.high < study["PLAN"]["margin"]
-        assert verdict == ("better" if gap.low > 0 else "worse" if gap.high < 0 else "as good" if within else "undecided")
+        assert verdict == ("as good" if within else "better" if gap.low > 0 else "worse" if gap.high < 0 else "undecided")
 
 
 def test_the_second_drift_study_tells_when_its_controllers_plant() -> None:

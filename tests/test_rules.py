@@ -193,12 +193,6 @@ BAD: list[tuple[str, str]] = [
     ("agent=schedule_bandit agent.latest=20", "agent.latest=20 is after the end of the episode, steps=20"),
     ("agent=schedule_bandit agent.memory=1", "agent.memory"),
     ("agent=schedule_bandit agent.twins=0", "agent.twins"),
-    ("agent=bandit agent.twins=0", "agent.twins"),
-    ("agent=bandit hosts=6 agent.twins=4", "hosts=6 is not a multiple of agent.twins=4: set hosts to 8, or agent.twins=1"),
-    (
-        "agent=event_oracle task=digits_drift env.timetable=true hosts=6 agent.twins=4",
-        "hosts=6 is not a multiple of agent.twins=4: set hosts to 8, or agent.twins=1",
-    ),
     ("agent=schedule_bandit hosts=6", "hosts=6 is not a multiple of agent.twins=4: set hosts to 8, or agent.twins=1"),
     ("agent=best_of_random agent.latest=20", "agent.latest=20 is after the end of the episode, steps=20"),
     ("agent=heuristic agent.patience=-1", "agent.patience"),

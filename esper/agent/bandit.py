@@ -7,14 +7,14 @@ baselines that show whether a task asks for more than one decision at the start,
 # N hosts, S slots, K blueprints, C choices = 1 + S * K, F features, n decisions, T steps
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.agent.base import AgentConfig, Learner, check_twins
+from esper.agent.base import AgentConfig, Learner
 from esper.agent.regression import Model, Regression, choose
 from esper.agent.scripted.base import UniformArray, draw, offered, plant_and_keep, slot_features, step_number
 from esper.buffer.base import Buffer
@@ -43,24 +43,10 @@ class BanditConfig(AgentConfig):
     fitting takes seconds per update)."""
     memory: int = 8192
     """Number of newest decisions that the regressions use, at least 2. Higher: better predictions, larger checkpoints."""
-    twins: int = 1
-    """Hosts that share instance, initial weights and data order, at least 1. With 2 or more, returns are compared among twins
-    that decide in the same host epoch, so that differences between instances are less noise. Higher: less noise, fewer
-    instances."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
-        check_ranges("agent", self, {"[0, 1]": ["exploration"], "[2, inf]": ["memory"], "[1, inf)": ["twins"]})
-
-    @property
-    def num_twins(self) -> int:
-        return self.twins
-
-    def acting(self) -> "BanditConfig":
-        return replace(self, twins=1)
-
-    def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
-        check_twins(hosts, self.twins)
+        check_ranges("agent", self, {"[0, 1]": ["exploration"], "[2, inf]": ["memory"]})
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Bandit":
         return Bandit(self, spec)
@@ -82,15 +68,12 @@ class DecisionMemory:
     """Contexts of the next decision on the same host `[n, F]`; NaN if none follows."""
     next_legal: BoolArray
     """Choices that were legal then `[n, C]`."""
-    group: IntArray
-    """Number of the twins that decided in the same host epoch `[n]`; -1 without twins."""
 
     @classmethod
     def empty(cls, features: int, choices: int) -> "DecisionMemory":
         """Return a memory of no decisions."""
         none, seen = np.zeros(0, np.float32), np.zeros((0, features), np.float32)
-        nothing = np.zeros(0, np.int64)
-        return cls(seen, nothing, none, none, seen, np.zeros((0, choices), np.bool_), nothing)
+        return cls(seen, np.zeros(0, np.int64), none, none, seen, np.zeros((0, choices), np.bool_))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays by name."""
@@ -105,10 +88,6 @@ class DecisionMemory:
 class Decisions:
     """What happens in an update."""
 
-    update: int
-    """Number of the update."""
-    twins: int
-    """Hosts that share an instance; 1 for no twins."""
     decisions: list[tuple[int, IntArray, FloatArray, BoolArray, IntArray]] = field(default_factory=list)
     """Step, hosts `[n]`, their contexts `[n, F]`, legal choices `[n, C]` and choices `[n]`."""
     reward_TN: list[FloatArray] = field(default_factory=list)
@@ -125,9 +104,7 @@ class Decisions:
         going = going_TN[steps, hosts]
         until = np.where(following < 0, len(self.reward_TN), steps[following])
         next_seen = np.where(following[:, None] < 0, np.float32(np.nan), seen[following])
-        group = (self.update * len(going_TN) + steps) * going_TN.shape[1] + hosts // self.twins
-        group = group if self.twins > 1 else np.full(len(hosts), -1)
-        whole = DecisionMemory(seen, choice, going - going_TN[until, hosts], going, next_seen, legal[following], group)
+        whole = DecisionMemory(seen, choice, going - going_TN[until, hosts], going, next_seen, legal[following])
         return DecisionMemory(**{name: part[np.isfinite(going)] for name, part in whole.arrays().items()})
 
 
@@ -252,7 +229,7 @@ class Bandit(Learner):
 
     def begin(self, update: int) -> None:
         """Explore in the next episode."""
-        self._record = Decisions(update, self.config.twins)
+        self._record = Decisions()
 
     def observe(self, transition: Transition) -> None:
         """Add the rewards of a step."""
@@ -271,33 +248,18 @@ class Bandit(Learner):
         """Fit one regression per choice, all of the same stiffness.
 
         If decisions follow one another, the regressions are fitted to the return of the best later decisions instead of those
-        that were made (fitted Q iteration, Ernst et al. 2005). If there are twins, what their group gets beyond the predictions
-        is an effect of the group, and the regressions are fitted to the rest (backfitting, Breiman and Friedman 1985).
+        that were made (fitted Q iteration, Ernst et al. 2005).
         """
         memory, rows = self._memory, [np.flatnonzero(self._memory.choice == choice) for choice in range(len(self.names))]
-        target_n, followed_n = memory.going.astype(np.float64), ~np.isnan(memory.next_seen).any(axis=1)
-        effect_n, twins = np.zeros(len(target_n)), bool((memory.group >= 0).any())
         fit, metrics = choose(self.config.model, [(memory.seen[one], memory.going[one]) for one in rows])
-        for sweep in range(1 + SWEEPS * (twins or bool(followed_n.any()))):
-            if sweep and followed_n.any():
+        target_n, followed_n = memory.going.astype(np.float64), ~np.isnan(memory.next_seen).any(axis=1)
+        for sweep in range(1 + SWEEPS * bool(followed_n.any())):
+            if sweep:
                 later_nC = np.where(memory.next_legal, self._predict(memory.next_seen), -np.inf)[followed_n]
                 target_n[followed_n] = memory.reward[followed_n] + later_nC.max(axis=1)
-            if sweep and twins:
-                effect_n = group_effects(target_n - self._predict_own(rows), memory.group)
-            rest = [(memory.seen[one], (target_n - effect_n)[one]) for one in rows]
-            if sweep == 1 and twins:  # with less noise, another stiffness is the best
-                fit, metrics = choose(self.config.model, rest)
-            self.models = [fit(*one) if len(one[1]) else None for one in rest]
+            self.models = [fit(memory.seen[one], target_n[one]) if len(one) else None for one in rows]
         metrics["decisions"] = float(len(memory.choice))
         return {f"bandit/{name}": value for name, value in metrics.items()}
-
-    def _predict_own(self, rows: Sequence[IntArray]) -> npt.NDArray[np.float64]:
-        """Return the predicted return of each decision in memory `[n]`, whose numbers are given by choice."""
-        predicted_n = np.zeros(len(self._memory.choice))
-        for one, model in zip(rows, self.models, strict=True):
-            if model is not None:
-                predicted_n[one] = model.predict(self._memory.seen[one])
-        return predicted_n
 
     # ---- state
 
@@ -312,9 +274,7 @@ class Bandit(Learner):
         Raises:
             ValueError: the observations have other features, or there are other choices.
         """
-        group = torch.full_like(state["choice"], -1)  # of states of earlier versions, which know no twins
-        stored = {"group": group} | state
-        memory = DecisionMemory(**{part.name: stored[part.name].numpy() for part in fields(DecisionMemory)})
+        memory = DecisionMemory(**{part.name: state[part.name].numpy() for part in fields(DecisionMemory)})
         count = memory.next_legal.shape[1]  # states of earlier versions do not name their choices
         learned = state.get("choices", self.names if count == len(self.names) else [f"{count} choices"])
         if memory.seen.shape[1:] != self._memory.seen.shape[1:] or learned != self.names:
@@ -339,11 +299,3 @@ class Bandit(Learner):
         counts = np.bincount(best, minlength=len(self.names)) / max(1, len(best))
         shown = [f"{self.names[i]} {100 * counts[i]:.0f} %" for i in np.argsort(-counts, kind="stable")[:3] if counts[i] > 0]
         return [("bandit plants", ", ".join(shown))]
-
-
-def group_effects(value_n: npt.NDArray[np.float64], group_n: IntArray) -> npt.NDArray[np.float64]:
-    """Return the mean of each value's group, minus that of all groups of at least two `[n]`; 0 in others, and in group -1."""
-    _, place_n, count_g = np.unique(group_n, return_inverse=True, return_counts=True)
-    mean_n = (np.bincount(place_n, value_n) / count_g)[place_n]
-    several_n = (count_g[place_n] > 1) & (group_n >= 0)
-    return np.where(several_n, mean_n - (mean_n[several_n].mean() if several_n.any() else 0.0), 0.0)

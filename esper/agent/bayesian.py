@@ -33,12 +33,15 @@ class Posterior:
         return self.mean + weight_DF @ x_nF.T
 
 
-def fit(x_nF: Float64Array, y_n: Float64Array) -> Posterior:
+def fit(x_nF: Float64Array, y_n: Float64Array, groups: int = 1) -> Posterior:
     """Return the posterior of values `[n]` at features `[n, F]`.
 
     Weights are independent normal variables a priori. The ratio of the variances of noise and weights is the one in `RATIOS` with
-    the highest evidence, at the most probable variance of the noise. With fewer than two values, or equal ones, both variances
-    are 1.
+    the highest evidence, at the most probable variance of the noise. Without a degree of freedom, or with equal values, both
+    variances are 1.
+
+    Args:
+        groups: number of groups whose means were subtracted from features and values, each of which costs a degree of freedom.
     """
     mean = float(y_n.mean()) if len(y_n) else 0.0
     value_F, turn_FF = np.linalg.eigh(x_nF.T @ x_nF)
@@ -46,10 +49,10 @@ def fit(x_nF: Float64Array, y_n: Float64Array) -> Posterior:
     turned_F = turn_FF.T @ (x_nF.T @ (y_n - mean))
     total = float(np.square(y_n - mean).sum())
     ratio, noise = 1.0, 1.0
-    if len(y_n) > 1 and total > 0:
+    if (free := len(y_n) - groups) > 0 and total > 0:
         left_R = total - (turned_F**2 / (value_F + RATIOS[:, None])).sum(axis=1)
-        variance_R = np.maximum(left_R, 1e-12 * total) / len(y_n)
-        evidence_R = -len(y_n) * np.log(variance_R) - np.log1p(value_F / RATIOS[:, None]).sum(axis=1)
+        variance_R = np.maximum(left_R, 1e-12 * total) / free
+        evidence_R = -free * np.log(variance_R) - np.log1p(value_F / RATIOS[:, None]).sum(axis=1)
         best = int(evidence_R.argmax())
         ratio, noise = float(RATIOS[best]), float(np.sqrt(variance_R[best]))
     weight_F = turn_FF @ (turned_F / (value_F + ratio))

@@ -41,7 +41,6 @@ class EventOracleConfig(BanditConfig):
         check_ranges("agent", self, {"[0, inf]": ["delay"]})
 
     def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
-        BanditConfig.check_run(self, blueprints=blueprints, steps=steps, hosts=hosts, incubates=incubates)
         check_time(f"agent.delay={self.delay}", self.delay, steps)
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "EventOracle":

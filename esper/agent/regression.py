@@ -14,7 +14,7 @@ from esper.agent import ridge
 from esper.lifecycle.stages import FloatArray
 
 Float64Array = npt.NDArray[np.float64]
-Samples = tuple[FloatArray, FloatArray | Float64Array]
+Samples = tuple[FloatArray, FloatArray]
 """Features `[n, F]` and values `[n]`."""
 TREES = 60
 """Trees of a forest. More: smoother predictions, longer fits."""
@@ -69,7 +69,7 @@ def _fit_forest(x_nF: npt.ArrayLike, y_n: npt.ArrayLike, *, judged: bool = False
     )
 
 
-def _left_out_error(x_nF: FloatArray, y_n: FloatArray | Float64Array) -> float:
+def _left_out_error(x_nF: FloatArray, y_n: FloatArray) -> float:
     """Return the sum of squared errors of the trees that did not see a sample."""
     guess_n: Float64Array = _fit_forest(x_nF, y_n, judged=True).oob_prediction_
     return float(np.square(guess_n - y_n).sum())

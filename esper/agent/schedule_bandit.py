@@ -160,7 +160,9 @@ class ScheduleBandit(Learner):
 
     def _learn_effects(self) -> None:
         x_nF, y_n1 = self._x_AF[self.played_n], self.return_n[:, None].astype(np.float64)
-        self._posterior: Posterior = fit(within(x_nF, self.group_n), within(y_n1, self.group_n)[:, 0])
+        self._posterior: Posterior = fit(
+            within(x_nF, self.group_n), within(y_n1, self.group_n)[:, 0], groups=len(np.unique(self.group_n))
+        )
         expected_A = self._posterior.predict(self._x_AF)
         if len(self.played_n):
             expected_A += y_n1.mean() - self._posterior.predict(x_nF).mean()

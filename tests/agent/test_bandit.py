@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.agent.bandit import Bandit, BanditConfig, DecisionMemory, Decisions, group_effects
+from esper.agent.bandit import Bandit, BanditConfig, DecisionMemory, Decisions
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
@@ -67,76 +67,6 @@ def test_it_learns_which_seed_suits_which_host() -> None:
     seen = fresh(rng)
     clear_N = np.abs(seen.features[:, 1]) > 0.2
     np.testing.assert_array_equal(act(bandit, seen, rng)[clear_N], np.where(seen.features[:, 1] > 0, 1, 2)[clear_N])
-
-
-def test_twins_cancel_what_differs_between_instances() -> None:
-    """Instances differ by 10 points, choices by about 2: twins that see the same cue show which choice is better."""
-
-    def gain(twins: int, seed: int) -> float:
-        rng = np.random.default_rng(seed)
-        bandit, none_N = BanditConfig(twins=twins).build(SPEC, seed=0), np.zeros(SPEC.num_hosts, np.bool_)
-
-        def cued() -> Observation:
-            seen = fresh(rng)
-            seen.features[:, 1] = np.repeat(seen.features[::4, 1], 4)
-            return seen
-
-        for number in range(4):
-            bandit.begin(number)
-            seen, uniform = cued(), rng.random((SPEC.num_hosts, len(Head)))
-            decision = bandit.act(seen, bandit.start(SPEC.num_hosts), is_init=~none_N, uniform=uniform)
-            luck_N = np.repeat(10 * rng.standard_normal(SPEC.num_hosts // 4), 4) + rng.standard_normal(SPEC.num_hosts)
-            step = Transition(
-                observation=seen,
-                decision=decision,
-                reward_N=(2 * pay(decision.state["choice"].numpy(), seen) + luck_N).astype(np.float32),
-                terminated_N=~none_N,
-                is_init_N=~none_N,
-                rolled_back_N=none_N,
-            )
-            bandit.observe(step)
-            bandit.learn(0.0)
-        seen = [cued() for _ in range(10)]
-        return float(np.mean([2 * pay(act(bandit, one, rng), one) for one in seen]))
-
-    with_twins, without = (np.mean([gain(twins, seed) for seed in range(3)]) for twins in (4, 1))
-    assert with_twins > 1.2, "1.6 is possible"
-    assert without < 0.9
-
-
-def pay(choice_N: np.ndarray, seen: Observation) -> np.ndarray:
-    return np.where(choice_N == 1, seen.features[:, 1], np.where(choice_N == 2, -seen.features[:, 1], 0.0))
-
-
-def test_effects_of_groups_are_those_of_a_least_squares_fit() -> None:
-    rng = np.random.default_rng(0)
-    group = rng.permutation(np.r_[np.repeat([5, 9, 2], 4), 7, -1, -1])
-    value = rng.standard_normal(15)
-    several = np.isin(group, [5, 9, 2])
-    dummies = (group[several, None] == [5, 9, 2]).astype(float)
-    fitted = dummies @ np.linalg.lstsq(dummies, value[several])[0]
-    expected = np.zeros(15)
-    expected[several] = fitted - fitted.mean()
-    np.testing.assert_allclose(group_effects(value, group), expected, atol=1e-12)
-    assert not group_effects(value[:0], group[:0]).any()
-    assert not group_effects(value, np.full(15, -1)).any()
-
-
-def test_twins_that_decide_at_different_times_are_of_different_groups() -> None:
-    record = Decisions(update=3, twins=2)
-    seen, legal = np.zeros((4, 1), np.float32), np.ones((4, 2), np.bool_)
-    for step, hosts in ((0, [0, 1, 2]), (1, [3]), (1, [0, 1])):
-        count = len(hosts)
-        record.decisions.append((step, np.array(hosts), seen[:count], legal[:count], np.zeros(count, np.int64)))
-    record.reward_TN = [np.ones(4, np.float32)] * 2
-    first, second, third, fourth, *later = record.memory().group
-    assert first == second
-    assert later == [later[0]] * 2
-    assert len({first, third, fourth, later[0]}) == 4
-    record.update = 4
-    assert not {*record.memory().group} & {first, third, fourth, later[0]}
-    record.twins = 1
-    assert {*record.memory().group} == {-1}
 
 
 def test_a_new_episode_starts_without_the_choices_of_the_last_one() -> None:
@@ -241,7 +171,7 @@ def test_decisions_on_a_host_are_linked_to_the_next_one_there():
     first = (1, np.array([0, 1]), np.array([[1.0], [2.0]], np.float32), legal, np.array([0, 3]))
     second = (3, np.array([0]), np.array([[3.0]], np.float32), legal[:1], np.array([1]))
     rewards = [np.array([2.0**step, 1.0], np.float32) for step in range(5)]
-    memory = Decisions(update=0, twins=1, decisions=[first, second], reward_TN=rewards).memory()
+    memory = Decisions(decisions=[first, second], reward_TN=rewards).memory()
     assert memory.going.tolist() == [30, 4, 24]
     assert memory.reward.tolist() == [6, 4, 24]
     assert memory.next_seen[0] == 3
@@ -255,7 +185,7 @@ def test_doing_nothing_is_worth_the_best_later_decision():
     later = np.where(np.arange(3 * count)[:, None] < count, seen, np.float32(np.nan))
     legal = np.ones((3 * count, len(bandit.names)), np.bool_)
     choice = np.repeat([0, 1, 2], count)
-    bandit._memory = DecisionMemory(seen, choice, paid, paid, later, legal, np.full(len(choice), -1))
+    bandit._memory = DecisionMemory(seen, choice, paid, paid, later, legal)
     bandit._fit()
     assert bandit._predict(seen)[:, 0] == pytest.approx(10, abs=0.5)
     legal[:, 1] = False

@@ -17,8 +17,8 @@ def sample(seed: int, count: int, features: int) -> tuple[np.ndarray, np.ndarray
 def log_evidence(x: np.ndarray, y: np.ndarray, ratio: float) -> float:
     """The log density of the values at the most probable variance, up to a constant, computed from their covariance."""
     covariance = np.eye(len(y)) + x @ x.T / ratio
-    variance = y @ np.linalg.solve(covariance, y) / len(y)
-    return -len(y) * np.log(variance) - np.linalg.slogdet(covariance)[1]
+    variance = y @ np.linalg.solve(covariance, y) / (len(y) - 1)
+    return -(len(y) - 1) * np.log(variance) - np.linalg.slogdet(covariance)[1]
 
 
 @settings(max_examples=20, deadline=None)
@@ -28,7 +28,7 @@ def test_the_posterior_is_that_of_a_gaussian_process(seed: int, count: int, feat
     found, centred = fit(x, y), y - y.mean()
     ratio = max(RATIOS, key=lambda one: log_evidence(x, centred, one))
     covariance = np.eye(count) + x @ x.T / ratio
-    variance = centred @ np.linalg.solve(covariance, centred) / count
+    variance = centred @ np.linalg.solve(covariance, centred) / (count - 1)
     assert found.noise**2 == pytest.approx(variance, rel=1e-6)
     new = np.random.default_rng(seed + 1).standard_normal((5, features))
     gain = np.linalg.solve(covariance, x @ new.T / ratio).T
@@ -52,3 +52,15 @@ def test_too_little_to_learn_from_leaves_the_prior_of_variance_one(values: list[
     found = fit(np.zeros((len(values), 2)), np.array(values))
     np.testing.assert_allclose(found.predict(np.eye(2)), np.mean(values) if values else 0.0)
     np.testing.assert_allclose(found.root_FF @ found.root_FF.T, np.eye(2))
+
+
+@pytest.mark.parametrize("size", [2, 4, 16])
+def test_the_noise_within_groups_is_not_underestimated(size: int) -> None:
+    noises: list[float] = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        x = rng.standard_normal((160 // size, size, 6))
+        y = x @ rng.standard_normal(6) + 20 * rng.standard_normal((160 // size, 1)) + rng.standard_normal((160 // size, size))
+        x, y = (part - part.mean(axis=1, keepdims=True) for part in (x, y))
+        noises.append(fit(x.reshape(160, 6), y.reshape(160), groups=160 // size).noise)
+    assert np.mean(noises) == pytest.approx(1.0, abs=0.06)

@@ -1,7 +1,7 @@
-"""Simple rivals that compare twins, in the blocks of earlier studies.
+"""One schedule for all hosts, learned in the blocks of earlier studies.
 
-    python experiments/2026-11-26_rivals_with_twins/run.py WORLD ARM FOLDER
-    python experiments/2026-11-26_rivals_with_twins/run.py
+    python experiments/2026-11-26_one_schedule/run.py WORLD ARM FOLDER
+    python experiments/2026-11-26_one_schedule/run.py
 
 The first command trains and scores each block that `WORLD_ARM.csv` lacks, which has a row per block; the second compares what
 is there. The runs have the random seeds of the study, so that they grow the same held-out hosts.
