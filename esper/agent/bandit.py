@@ -16,7 +16,7 @@ import torch
 
 from esper.agent.base import AgentConfig, Learner
 from esper.agent.regression import Model, Regression, choose
-from esper.agent.scripted.base import UniformArray, draw, offered, plant_and_keep, slot_features, step_number
+from esper.agent.scripted.base import UniformArray, choice_names, draw, legal_choices, plant_and_keep, slot_features, step_number
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, Head, Observation, Op
@@ -122,7 +122,7 @@ class Bandit(Learner):
             features: columns of the host features from which it predicts; None for the whole observation.
         """
         self.config, self.spec, self._features = config, spec, features
-        self.names = ["nothing", *(f"{kind} in {slot}" for slot in spec.slot_names for kind in spec.blueprint_names)]
+        self.names = choice_names(spec)
         """Name of each choice."""
         self.models: list[Regression | None] = [None] * len(self.names)
         """Prediction of each choice; None where it was never tried."""
@@ -154,7 +154,7 @@ class Bandit(Learner):
         level_N = np.where(new_N, np.float32(np.nan), state["level"].numpy())
         undecided_N = choice_N == UNDECIDED
         if self.repeats:  # where no seed can be planted, there is nothing to decide, and nothing to learn about planting nothing
-            undecided_N &= self._legal(observation)[:, 1:].any(axis=1)
+            undecided_N &= legal_choices(observation, self.spec)[:, 1:].any(axis=1)
         due_N, level_N = self._due(observation, level_N, undecided_N)
         if due_N.any():
             choice_N = np.where(due_N, self._choose(observation, uniform, due_N), choice_N)
@@ -186,7 +186,7 @@ class Bandit(Learner):
         Args:
             due_N: hosts for which the choice counts.
         """
-        legal_NC, context_NF = self._legal(observation), self._context(observation)
+        legal_NC, context_NF = legal_choices(observation, self.spec), self._context(observation)
         predicted_NC = self._predict(context_NF)
         known_NC = np.isfinite(predicted_NC) & legal_NC
         best_N = np.where(known_NC, predicted_NC, -np.inf).argmax(axis=1) * known_NC.any(axis=1)
@@ -212,12 +212,6 @@ class Bandit(Learner):
         if self._features is not None:
             return observation.features[:, self._features]
         return np.concatenate([observation.features, observation.slots.reshape(len(observation.slots), -1)], axis=1)
-
-    def _legal(self, observation: Observation) -> BoolArray:
-        """Return which choices are legal now `[N, C]`; planting nothing always is."""
-        offered_NK = offered(observation, self.spec)
-        legal_NSK = observation.legal_slots[:, Op.GERMINATE, :, None] & offered_NK[:, None]
-        return np.concatenate([np.ones((len(offered_NK), 1), np.bool_), legal_NSK.reshape(len(offered_NK), -1)], axis=1)
 
     def _carry_out(self, observation: Observation, choice_N: IntArray) -> IntArray:
         """Return actions that plant the chosen seed, also after a rollback, advance it, and keep it as soon as possible."""

@@ -15,10 +15,10 @@ import torch
 
 from esper.agent.base import AgentConfig, Learner, check_time, check_twins
 from esper.agent.bayesian import Float64Array, Posterior, fit
-from esper.agent.scripted.base import offered, plant_and_keep, step_number
+from esper.agent.scripted.base import choice_names, legal_choices, offered, plant_and_keep, step_number
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State, Transition
-from esper.env.actions import EnvSpec, Observation, Op
+from esper.env.actions import EnvSpec, Observation
 from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
 from esper.ranges import check_ranges
 from esper.seeding import stream
@@ -39,9 +39,9 @@ class ScheduleBanditConfig(AgentConfig):
     """Latest time to germinate, at least 0; null means the end of the episode [host epochs]. Lower: fewer schedules to choose
     from."""
     twins: int = 4
-    """Hosts that share instance, initial weights and data order, and play different schedules, at least 1. The regression
-    compares twins only, so that differences between instances are no noise; 1 compares all hosts. Higher: less noise, fewer
-    instances."""
+    """Hosts that share instance, initial weights and data order, and play different schedules, at least 1; hosts must be a
+    multiple of it. The regression compares twins only, so that differences between instances are no noise; 1 compares all hosts.
+    Higher: less noise, fewer instances."""
     memory: int = 8192
     """Number of most recent hosts that the regression uses, at least 2. Higher: better predictions, larger checkpoints."""
 
@@ -76,7 +76,7 @@ class ScheduleBandit(Learner):
     def __init__(self, config: ScheduleBanditConfig, spec: EnvSpec, *, seed: int) -> None:
         self.config, self.spec, self.seed = config, spec, seed
         times = spec.num_steps if config.latest is None else config.latest + 1
-        self.names = ["nothing", *(f"{kind} in {slot}" for slot in spec.slot_names for kind in spec.blueprint_names)]
+        self.names = choice_names(spec)
         """Name of each seed, after that of no seed."""
         seeds = len(self.names) - 1
         self.seed_A = np.concatenate([[0], 1 + np.repeat(np.arange(seeds), times)])
@@ -122,8 +122,7 @@ class ScheduleBandit(Learner):
         """Return the schedule of each new host `[N]`: the best one, or while exploring, the best by a draw from the posterior."""
         if not new_N.any():
             return np.full(len(new_N), NOTHING)
-        legal_NSK = observation.legal_slots[:, Op.GERMINATE, :, None] & offered(observation, self.spec)[:, None]
-        may_NA = np.concatenate([np.ones((len(new_N), 1), np.bool_), legal_NSK.reshape(len(new_N), -1)], axis=1)[:, self.seed_A]
+        may_NA = legal_choices(observation, self.spec)[:, self.seed_A]
         if self._return_N is None:
             return np.where(may_NA, self.expected_A, -np.inf).argmax(axis=1)
         if self._trial_N is not None:

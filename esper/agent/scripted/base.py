@@ -77,6 +77,17 @@ def offered(observation: Observation, spec: EnvSpec) -> BoolArray:
     return observation.legal_values[:, segments(spec.head_sizes)[Head.BLUEPRINT]]
 
 
+def choice_names(spec: EnvSpec) -> list[str]:
+    """Return the name of each choice `[1 + S * K]`: nothing, or a blueprint in a slot."""
+    return ["nothing", *(f"{kind} in {slot}" for slot in spec.slot_names for kind in spec.blueprint_names)]
+
+
+def legal_choices(observation: Observation, spec: EnvSpec) -> BoolArray:
+    """Return which choices can be planted now `[N, 1 + S * K]`; planting nothing always is legal."""
+    legal_NSK = observation.legal_slots[:, Op.GERMINATE, :, None] & offered(observation, spec)[:, None]
+    return np.concatenate([np.ones((len(legal_NSK), 1), np.bool_), legal_NSK.reshape(len(legal_NSK), -1)], axis=1)
+
+
 def step_number(observation: Observation, spec: EnvSpec) -> IntArray:
     """Return the number of completed host epochs of each host `[N]`."""
     left_N = observation.features[:, spec.feature_names.index("time_left")]
