@@ -1,4 +1,4 @@
-"""All figures worth knowing of a GPU, in a call of at most eight minutes: roofs, tests, memory, precision, throughput, shards.
+"""All figures worth knowing of a GPU, in a call of at most eight minutes: roofs, tests, waits, memory, precision, throughput.
 
     python benchmarks/gpu.py --out FOLDER
     python benchmarks/gpu.py --out FOLDER --only roofs digits
@@ -18,6 +18,8 @@ import platform
 import subprocess
 import sys
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from functools import partial
@@ -27,10 +29,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.cli.overrides import check
 from esper.env.base import Environment
+from esper.fusion.convolution import by_matrices, contained
 from esper.task.cifar import RECORDS
 from esper.task.instances import Split
 from esper.training.environment import build_env
@@ -51,6 +56,7 @@ WORLDS = {
 TESTS = 150
 """Most seconds for tests/gpu."""
 PYTEST = [sys.executable, "-m", "pytest", "tests/gpu", "-o", "addopts=--import-mode=importlib", "-q", "-rfEs", "--tb=short"]
+"""Without the options of pyproject.toml: several processes at once would share the device with what is measured."""
 
 
 class Clock:
@@ -158,10 +164,59 @@ def measure_precisions(clock: Clock, quick: bool, folder: Path) -> Iterator[Row]
             yield clock.row(about, partial(_throughput, world, hosts, 0, clock, quick, folder, precision))
 
 
-def _throughput(world: str, hosts: int, members: int, clock: Clock, quick: bool, folder: Path, precision: str = "fp32") -> Row:
+def measure_graphs(clock: Clock, quick: bool, folder: Path) -> Iterator[Row]:
+    """Measure the throughput with and without CUDA graphs of the training step."""
+    for world in WORLDS if not quick else ("digits",):
+        for graphs in ("true", "false"):
+            hosts = 2 if quick else WORLDS[world][3][-2]
+            about = {"world": world, "graphs": graphs}
+            yield clock.row(about, partial(_throughput, world, hosts, 0, clock, quick, folder, graphs=graphs))
+
+
+CONVOLUTIONS = {
+    "digits": (64, 64, 8, 8, 8, 1),
+    "digits, 512 hosts": (512, 64, 8, 8, 8, 1),
+    "cifar, 32 x 32": (64, 128, 8, 8, 32, 1),
+    "cifar, 16 x 16": (64, 128, 16, 16, 16, 1),
+    "cifar, stride 2": (64, 128, 8, 16, 32, 2),
+}
+"""Members, batch, inputs, outputs, side of the images, and stride."""
+
+
+def measure_convolutions(clock: Clock, quick: bool) -> Iterator[Row]:
+    """Measure forward and backward of a layer of many members, by grouped convolution and by what takes its place."""
+    for name, (members, batch, inputs, outputs, side, stride) in CONVOLUTIONS.items():
+        if quick:
+            members, batch = 2, 2
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(batch, members * inputs, side, side, device=clock.device, dtype=dtype)
+            x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+            weight = torch.randn(members * outputs, inputs, 3, 3, device=clock.device, dtype=dtype, requires_grad=True)
+            how, once = ((stride, stride), (1, 1), (1, 1), members), (1 if quick else 10)
+            ways = {
+                "grouped": lambda x=x, w=weight, how=how: torch.conv2d(x, w, None, *how),
+                "matrices": lambda x=x, w=weight, how=how: by_matrices(x, w, None, *how[:2], how[3]),
+                "contained": lambda x=x, w=weight, how=how: contained(x, w, *how, how[3]),
+            }
+            found: Row = {"layer": name, "dtype": str(dtype).removeprefix("torch.")}
+            for way, forward in ways.items():
+                step = partial(_forward_and_backward, forward, x, weight)
+                clock.seconds(partial(_repeat, step, 2))
+                found[f"{way}_ms"] = round(1e3 * clock.seconds(partial(_repeat, step, once)) / once, 3)
+            yield found
+
+
+def _forward_and_backward(forward: Callable[[], torch.Tensor], *leaves: torch.Tensor) -> None:
+    y = forward()
+    torch.autograd.grad(y, leaves, torch.ones_like(y))
+
+
+def _throughput(
+    world: str, hosts: int, members: int, clock: Clock, quick: bool, folder: Path, precision: str = "fp32", graphs: str = "true"
+) -> Row:
     """Return the figures of one population."""
     gc.collect()  # an environment refers to itself, and holds its data on the device until it is collected
-    env = _env(world, hosts, members, clock.device, quick, folder, precision)
+    env = _env(world, hosts, members, clock.device, quick, folder, precision, graphs)
     samples, grow = env.sampler.samples_per_epoch, partial(_episode, env, world)
     grow()  # warm-up
     if clock.device.type == "cuda":
@@ -180,10 +235,17 @@ def _throughput(world: str, hosts: int, members: int, clock: Clock, quick: bool,
 
 
 def _env(
-    world: str, hosts: int, members: int, device: torch.device, quick: bool, folder: Path, precision: str = "fp32"
+    world: str,
+    hosts: int,
+    members: int,
+    device: torch.device,
+    quick: bool,
+    folder: Path,
+    precision: str = "fp32",
+    graphs: str = "true",
 ) -> Environment:
-    data = [f"task.root={images(folder)}"] if world == "cifar" else []
-    chosen = overrides(world, hosts, members, "cpu" if device.type == "cpu" else "cuda:0", precision, quick=quick)
+    data, name = [f"task.root={images(folder)}"] if world == "cifar" else [], "cpu" if device.type == "cpu" else "cuda:0"
+    chosen = [*overrides(world, hosts, members, name, precision, quick=quick), f"devices.{name}.graphs={graphs}"]
     return build_env(check([*chosen, *data]), split=Split.TRAINING, hosts=hosts)
 
 
@@ -231,6 +293,59 @@ def measure_memory(clock: Clock, quick: bool, folder: Path) -> Iterator[Row]:
     env.close()
 
 
+def measure_waits(clock: Clock, quick: bool, folder: Path) -> Iterator[Row]:
+    """Count where the CPU waits for the device in a host epoch: each place is worth a look."""
+    env = _env("digits", 2 if quick else 64, 0, clock.device, quick, folder)
+    _episode(env, "digits")
+    if clock.device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _episode(env, "digits")
+    if clock.device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("default")
+    env.close()
+    seen = Counter(f"{_shown(one.filename)}:{one.lineno}" for one in caught if "synchronizing" in str(one.message))
+    for place, count in seen.most_common():
+        yield {"place": place, "waits_per_host_epoch": round(count / env.num_steps, 2)}
+    yield {"place": "all", "waits_per_host_epoch": round(seen.total() / env.num_steps, 2)}
+
+
+def _shown(file: str) -> str:
+    """Return the path of a file from the folder of its package."""
+    parts = Path(file).parts
+    return str(Path(*parts[-3:]))
+
+
+def measure_kernels(clock: Clock, quick: bool, folder: Path) -> Iterator[Row]:
+    """Measure which share of the time the device computes, how many kernels are launched, and which take longest."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if clock.device.type == "cuda" else [])]
+    for world in WORLDS if not quick else ("digits",):
+        env = _env(world, 2 if quick else WORLDS[world][3][-2], 0, clock.device, quick, folder)
+        _episode(env, world)
+        plain = clock.seconds(partial(_episode, env, world))
+        with profile(activities=activities) as profiler:
+            _episode(env, world)
+            clock.wait()
+        env.close()
+        averages = profiler.key_averages()
+        kernels = [one for one in averages if one.device_type == DeviceType.CUDA]
+        busy = sum(one.self_device_time_total for one in kernels) / 1e6
+        launches = sum(one.count for one in averages if "LaunchKernel" in one.key)
+        yield {
+            "world": world,
+            "hosts": env.num_envs,
+            "seconds": round(plain, 3),
+            "busy_share": round(busy / plain, 3),
+            "launches_per_host_epoch": round(launches / env.num_steps),
+        }
+        for one in sorted(kernels, key=lambda one: -one.self_device_time_total)[:8]:
+            share = one.self_device_time_total / 1e6 / busy
+            yield {"world": world, "kernel": one.key[:90].replace("|", "/"), "count": one.count, "share_of_busy": round(share, 3)}
+        if clock.left() < 30 and not quick:
+            break
+
+
 def as_markdown(title: str, rows: list[Row]) -> str:
     """Return rows as a table; long text is left to the JSON file."""
     columns = [name for name in dict.fromkeys(key for row in rows for key in row) if name != "output"]
@@ -254,7 +369,11 @@ def main() -> None:
         sections: Mapping[str, Callable[[], Iterator[Row]]] = {
             "roofs": partial(measure_roofs, clock, given.quick),
             "tests": partial(run_tests, clock, given.quick),
+            "waits": partial(measure_waits, clock, given.quick, folder),
+            "kernels": partial(measure_kernels, clock, given.quick, folder),
             "memory": partial(measure_memory, clock, given.quick, folder),
+            "graphs": partial(measure_graphs, clock, given.quick, folder),
+            "convolutions": partial(measure_convolutions, clock, given.quick),
             "precisions": partial(measure_precisions, clock, given.quick, folder),
             **{world: partial(measure_hosts, world, clock, given.quick, folder) for world in WORLDS},
         }

@@ -29,6 +29,9 @@ class DeviceConfig:
     from memory-mapped files. Null: resident where the data takes at most half of a GPU's free memory, and on a CPU unless it is
     mapped. Results are the same."""
 
+    graphs: bool = True
+    """If true, a GPU repeats the training step of a shard by a CUDA graph, which it captures anew where the roles of seeds have
+    changed, if at least 4 batches of the epoch are left. Results are the same. No effect on a CPU."""
     precision: Precision = Precision.fp32
     """Precision in which hosts and seeds are computed: `fp32`; `bf16`, faster, at 3 digits; `fp16`, for GPUs without bf16, with a
     loss scale for each host; `auto` takes bf16 or else fp16 on a GPU, and fp32 on a CPU. Weights, optimisers, losses, batch

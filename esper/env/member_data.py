@@ -154,7 +154,8 @@ class MemberData:
 
     def _host_inputs(self, x: Tensor, y: Tensor, draws_MB3: Tensor | None) -> tuple[Tensor, Tensor]:
         if draws_MB3 is not None and self.augmentation is not None:
-            draws = (draws_MB3.pin_memory() if x.is_cuda else draws_MB3).to(x.device, non_blocking=True)
+            resident = draws_MB3.device == x.device
+            draws = draws_MB3 if resident else draws_MB3.pin_memory().to(x.device, non_blocking=True)
             x = self.augmentation.apply(x.flatten(0, 1), draws.flatten(0, 1)).view(x.shape)
         return side_by_side(self._inputs(x)), y.flatten(1)
 

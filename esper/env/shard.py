@@ -1,7 +1,7 @@
 """A shard trains and measures its members: hosts on one device, as one fused program.
 
 A shard is the only interface to its network. Its methods take and return arrays and plain data, so a shard could also run in
-another process. All of its tensors are on its device; results are copied once per call.
+another process. All of its tensors are on its device, its work is issued on its lane, and results are copied once per call.
 """
 
 # M members, L measured members, S slots, K blueprints, B batch, T targets of a sample, V variants, P paths, I samples of an epoch
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.env.host_sampler import EpochOrder
+from esper.env.lane import Lane, on_lane
 from esper.env.member_data import MeasuredPart, MemberData, TrainedPart
 from esper.env.sums import KnownSums, Sums, measurement, sums_of
+from esper.env.training_step import TrainingStep
 from esper.fusion.precision import Precision
 from esper.growth.grown import GrownNetwork, KeptSeed
 from esper.growth.network import GrowingNetwork
@@ -88,11 +90,27 @@ class Shard:
         incubation: Incubation = Incubation.straight_through,
         frozen: bool = False,
         precision: Precision = Precision.fp32,
+        lane: Lane | None = None,
     ) -> None:
-        self.data, self.task, self.device = data, task, device
+        self.data, self.task, self.device, self.lane = data, task, device, lane or Lane(device)
+        with self.lane.issued():
+            self._build(hosts, blueprints, views, optimiser, incubation, frozen, precision)
+
+    def _build(
+        self,
+        hosts: Sequence[nn.Module],
+        blueprints: Sequence[BlueprintConfig],
+        views: Sequence[DataView],
+        optimiser: OptimiserConfig,
+        incubation: Incubation,
+        frozen: bool,
+        precision: Precision,
+    ) -> None:
+        data, task, device = self.data, self.task, self.device
         self.views = MemberData(data, views, task.augmentation, device)
         self.members, self._widths, self._micro_batches = len(hosts), list[int](), optimiser.micro_batches
         self._gradients: list[SlotGradients] | None = None
+        self._roles: Roles | None = None
         self._valid_mean, self._test_mean = (task.objective.mean(part) for part in (data.valid_y, data.test_y))
         self.network = GrowingNetwork(
             hosts,
@@ -105,6 +123,7 @@ class Shard:
             device=device,
             precision=precision,
         )
+        self._step = TrainingStep(self.network, task.objective, self.lane)
         self.forget()
 
     @property
@@ -114,11 +133,16 @@ class Shard:
 
     # ---- seeds
 
+    @on_lane
     def arrange(self, roles: Roles) -> None:
         """Set the roles of all seeds until the next call, and drop captured gradients; see `GrowingNetwork.arrange`."""
         self._gradients = None
-        self.network.arrange(roles)
+        if self._roles is None or not roles.equals(self._roles):  # else a captured step can be replayed
+            self._roles = roles
+            self._step.forget()
+            self.network.arrange(roles)
 
+    @on_lane
     def plant(self, member: int, slot: int, blueprint: int, stream: tuple[int | str, ...], blend: Blend = Blend.ADD) -> None:
         """Plant a newborn seed.
 
@@ -132,10 +156,12 @@ class Shard:
         generator = torch_stream(int(root), str(purpose), *keys)
         self.network.plant(member, slot, blueprint, generator, blend, self._gradients)
 
+    @on_lane
     def clear(self, member: int, slot: int, blueprint: int) -> None:
         """Remove a seed."""
         self.network.clear(member, slot, blueprint)
 
+    @on_lane
     def capture(self, order: EpochOrder) -> None:
         """Capture slot gradients on the first batches of an epoch, for informed seeds; nothing else is changed.
 
@@ -154,21 +180,25 @@ class Shard:
 
     # ---- snapshots
 
+    @on_lane
     def host_states(self) -> list[dict[str, Tensor]]:
         """Return the parameters and buffers of every host by name, on the CPU, without its seeds."""
         hosts = [self.network.plain_host(member) for member in range(self.members)]
         return [{name: part.detach().cpu() for name, part in (*host.named_parameters(), *host.named_buffers())} for host in hosts]
 
+    @on_lane
     def grown(self, member: int, seeds: Sequence[KeptSeed]) -> GrownNetwork:
         """Return a copy of one host with these seeds as a plain module on the CPU."""
         banks = [self.network.bank(seed.slot, seed.blueprint, seed.blend is Blend.GATE) for seed in seeds]
         branches = [bank.fleet.member(member) for bank in banks]
         return GrownNetwork(self.network.plain_host(member), branches, seeds).cpu()
 
+    @on_lane
     def remember(self, healthy_M: npt.NDArray[np.bool_]) -> None:
         """Save snapshots of the marked members; see `GrowingNetwork.remember`."""
         self.network.remember(healthy_M)
 
+    @on_lane
     def restore(self, failed_M: npt.NDArray[np.bool_]) -> None:
         """Restore the marked members from their snapshots; see `GrowingNetwork.restore`."""
         self.network.restore(failed_M)
@@ -181,6 +211,7 @@ class Shard:
         if self.views.paced and self.views.rate_M1 is not None:
             self.network.pace(self.views.rate_M1)
 
+    @on_lane
     def train_epoch(
         self, order: EpochOrder, *, probe: bool = False, retired_M: npt.NDArray[np.bool_] | None = None
     ) -> TrainReport:
@@ -199,7 +230,7 @@ class Shard:
         network.train()
         self._follow(order.time)
         hooks = GradientHooks(self.members, SAMPLES, SPOTS) if probe else None
-        losses = torch.zeros(self.members, device=self.device)
+        losses = self._step.begin()
         retired_M = np.zeros(self.members, dtype=np.bool_) if retired_M is None else retired_M
         learning = torch.from_numpy(~retired_M).to(self.device)
         in_vain, taught_M = bool(retired_M.all()), network.taught()
@@ -210,8 +241,9 @@ class Shard:
                 last = step == len(batches) - 1
                 if (in_vain or not taught) and not last:  # the hooks watch the last batch
                     continue
-                losses += self._learn_from(batch, hooks, last=last)
-                network.step(order.progress((step + 0.5) / len(batches)))
+                parts = self.views.micro_batches(batch, min(self._micro_batches, batch.index_MB.shape[1]))
+                progress, left = order.progress((step + 0.5) / len(batches)), len(batches) - 1 - step
+                self._step.take(parts, progress, hooks if last else None, left=left)
                 if checks and step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
                     in_vain = not bool((losses.isfinite() & learning).any())
         seen = torch.from_numpy(np.where(taught_M, len(batches), 1)).to(self.device)
@@ -238,19 +270,7 @@ class Shard:
         chosen = pupils.to(self.views.home)
         return [*(batch.of(chosen) for batch in batches[:-1]), batches[-1]]
 
-    def _learn_from(self, batch: TrainedPart, hooks: GradientHooks | None, *, last: bool) -> Tensor:
-        """Compute the gradients of a batch, one micro-batch after the other, and return each member's mean loss `[M]`."""
-        network, count = self.network, min(self._micro_batches, batch.index_MB.shape[1])
-        parts = self.views.micro_batches(batch, count)
-        if count == 1:
-            return network.backward(*parts[0], hooks) if last else network.teach(*parts[0])
-        targets_M = self.task.objective.num_targets(torch.cat([y_MB for _, y_MB in parts], 1))
-        losses = torch.zeros(self.members, device=self.device)
-        for place, (x, y_MB) in enumerate(parts):
-            first = hooks if place == 0 else None  # as of the whole batch, unless a slot needs more samples than a part has
-            losses += network.backward(x, y_MB, first, targets_M) if last else network.teach(x, y_MB, targets_M)
-        return losses
-
+    @on_lane
     def validate(self, alpha_VMS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
         """Measure every member under V settings of its alphas, on its data as in the last epoch of training.
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from esper.env.devices import DeviceConfig, compute_exactly, device_name, find_device, find_precision
 from esper.env.host_pool import Epoch, HostPool, PoolParts, joined
 from esper.env.host_sampler import EpochOrder, HostSampler
+from esper.env.lane import Lane
 from esper.env.member_data import place_data
 from esper.env.shard import CPU_MEMBERS, CPU_TRAINED, Shard
 from esper.fusion.precision import computed_in
@@ -54,6 +55,8 @@ class ShardPool(HostPool):
     def deal(self, devices: Mapping[str, DeviceConfig]) -> None:
         """Deal the hosts to shards from the next `start` on; the devices stay the same."""
         self.places = deal(self.parts.num_hosts, devices, self.task.batch_size * self.task.widest)
+        graphs = {find_device(name): config.graphs for name, config in self.parts.devices.items()}
+        self._lanes = [Lane(device, graphs=graphs[device]) for device, _ in self.places]
 
     def start(self, sampler: HostSampler, views: Sequence[DataView], hosts: Sequence[nn.Module] | None = None) -> None:
         """See `HostPool.start`."""
@@ -73,8 +76,9 @@ class ShardPool(HostPool):
                 incubation=parts.incubation,
                 frozen=parts.frozen,
                 precision=self._precision[device],
+                lane=lane,
             )
-            for device, rows in self.places
+            for (device, rows), lane in zip(self.places, self._lanes, strict=True)
         ]
         if not self._sensors:  # all hosts of a task have the same slots
             slots = self.shards[0].slots

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -91,6 +92,13 @@ def sums_of(points_VMBT: Tensor, loss_VMBT: Tensor, scale_MBT: Tensor | None, we
     )
 
 
+def copied(sums: Sums) -> list[npt.NDArray[np.float64]]:
+    """Return sums as arrays, with one copy from their device."""
+    whole = torch.cat([part.flatten() for part in sums]).cpu().numpy()
+    pieces = np.split(whole, np.cumsum([part.numel() for part in sums])[:-1])
+    return [piece.reshape(part.shape) for piece, part in zip(pieces, sums, strict=True)]
+
+
 def measurement(sums: Sums, floor: float) -> Measurement:
     """Return scores and mean losses, the covariance of the scores, and the error of the difference to variant 0.
 
@@ -98,7 +106,7 @@ def measurement(sums: Sums, floor: float) -> Measurement:
     sum (P - a n)(P' - a' n) / (sum n)^2, that of ratios of samples drawn whole; for a difference, G = P - P' takes the place
     of P. A variant below the floor, or without a finite score, has P = floor n in every sample.
     """
-    targets, scale, square, points, loss, mixed, gram = (part.cpu().numpy() for part in sums)
+    targets, scale, square, points, loss, mixed, gram = copied(sums)
     low_VM = ~(points >= floor * scale)
     if low_VM.any():
         points, mixed = np.where(low_VM, floor * scale, points), np.where(low_VM, floor * square, mixed)

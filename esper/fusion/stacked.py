@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.fusion.convolution import convolution
 from esper.fusion.layers import (
     CausalAttention,
     ChannelScale,
@@ -61,7 +62,7 @@ class StackedLayer(nn.Module):
 
 
 class StackedConv2d(StackedLayer):
-    """`Conv2d` and `MaskedConv2d`: one grouped convolution. Input `[B, M*I, H, W]`, weight `[M, O, I, k, k]`."""
+    """`Conv2d` and `MaskedConv2d`: one `convolution`. Input `[B, M*I, H, W]`, weight `[M, O, I, k, k]`."""
 
     def __init__(self, layers: Sequence[nn.Conv2d]) -> None:
         super().__init__(layers)
@@ -69,13 +70,19 @@ class StackedConv2d(StackedLayer):
         if first.padding_mode != "zeros" or isinstance(first.padding, str):
             what = f"padding={first.padding!r} and padding_mode={first.padding_mode!r}"
             raise refuse(first, what, "use numeric zero padding")
-        self.stride, self.padding, self.dilation, self.groups = first.stride, first.padding, first.dilation, first.groups
+        self.stride, self.padding, self.dilation = (_pair(value) for value in (first.stride, first.padding, first.dilation))
+        self.groups = first.groups
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self.mask is None else self.weight * self.mask[:, None, None]
         bias = None if self.bias is None else self.bias.flatten()
-        groups = self.members * self.groups
-        return F.conv2d(x, weight.flatten(0, 1), bias, self.stride, self.padding, self.dilation, groups)
+        how = self.stride, self.padding, self.dilation, self.members * self.groups, self.members
+        return convolution(x, weight.flatten(0, 1), bias, *how)
+
+
+def _pair(value: tuple[int, ...]) -> tuple[int, int]:
+    height, width = value
+    return height, width
 
 
 class StackedBatchNorm2d(StackedLayer):

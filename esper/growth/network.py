@@ -38,7 +38,7 @@ from esper.growth.snapshots import Snapshots
 from esper.growth.variants import Tree, path_logits, tree
 from esper.hosts.base import segments_of, slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
-from esper.optimisers.base import OptimiserConfig
+from esper.optimisers.base import OptimiserConfig, StepSettings
 from esper.optimisers.loss_scale import LossScale
 from esper.seeds.bank import SeedBank
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
@@ -291,9 +291,13 @@ class GrowingNetwork:
         with self._computed():
             loss_M = self._through(self.host.bind(), self.plan, x, self.members, hooks).losses(y_MB)
         backpropagate(loss_M, self._scale(), hooks)
+        self.drop_gradients()
+        return hooks.gradients()
+
+    def drop_gradients(self) -> None:
+        """Drop the gradients of hosts and seeds."""
         for fleet in (self.host, *(bank.fleet for bank in self.banks.values())):
             fleet.flat.grad = None
-        return hooks.gradients()
 
     def states(self) -> list[Hashable]:
         """Return what the outputs of each member depend on: which parameters it has, and where its seeds take part."""
@@ -327,15 +331,23 @@ class GrowingNetwork:
         return sizes
 
     def step(self, progress: float = 0.0) -> None:
-        """Take one optimiser step for every host and every learning seed, each with its own clipping budget; see `LossScale`.
+        """Take one optimiser step for every host and every learning seed.
 
         Args:
             progress: share of the episode that has passed, which sets learning rates by the schedule.
         """
+        self.update(*self.begin_step(progress))
+
+    def begin_step(self, progress: float) -> tuple[StepSettings, StepSettings]:
+        """Count an optimiser step, and return its settings for hosts and for seeds."""
         self._version_M += self._changing_M
         host, seed = self._config.at(progress)
-        if self._rate_M1 is not None:
-            host, seed = host.faster(self._rate_M1), seed.faster(self._rate_M1)
+        if self._rate_M1 is None:
+            return host, seed
+        return host.faster(self._rate_M1), seed.faster(self._rate_M1)
+
+    def update(self, host: StepSettings, seed: StepSettings) -> None:
+        """Update every host and every learning seed, each with its own clipping budget; see `LossScale`."""
         scale_M1 = None if self.loss_scale is None else self.loss_scale.state["scale"]
         overflows = [self.optimiser.step(host, scale_M1=scale_M1)]
         for learners in self._learners:

@@ -62,3 +62,7 @@ class Roles:
     def of(self, rows: slice) -> "Roles":
         """Return the roles of some of the hosts, in arrays of their own."""
         return Roles(**{entry.name: getattr(self, entry.name)[rows].copy() for entry in fields(self)})
+
+    def equals(self, other: "Roles") -> bool:
+        """Return whether all roles are the same."""
+        return all(np.array_equal(getattr(self, entry.name), getattr(other, entry.name)) for entry in fields(self))

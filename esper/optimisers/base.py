@@ -111,8 +111,8 @@ class MemberOptimiser:
     def __init__(self, flat: Tensor, rows: Sequence[str], *, counts: bool = False, warmup_batches: int = 0) -> None:
         self.flat, self._warmup = flat, warmup_batches
         self.state = {name: torch.zeros_like(flat, requires_grad=False) for name in rows}
-        self._norms, self._batches = torch.zeros_like(flat[:, :1], requires_grad=False), 0
-        self._skipped: int | Tensor = 0
+        # Sums of norms, and how many, are tensors: a captured step counts when it is replayed.
+        self._norms, self._counted = (torch.zeros_like(flat[:, :1], requires_grad=False) for _ in range(2))
         if counts or warmup_batches:
             self.state["steps"] = torch.zeros_like(self._norms)
 
@@ -137,9 +137,9 @@ class MemberOptimiser:
             if scale_M1 is not None:
                 overflows_M1 = ~norm.isfinite()
                 takes_M1 = ~overflows_M1 if takes_M1 is None else takes_M1 & ~overflows_M1
-                norm, self._skipped = norm.masked_fill(overflows_M1, 0.0), self._skipped + overflows_M1
+                norm = norm.masked_fill(overflows_M1, 0.0)
             self._norms.add_(norm)
-            self._batches += 1
+            self._counted.add_(1 if overflows_M1 is None else ~overflows_M1)
             grad = grad * ((norm + 1e-6).reciprocal_() * settings.max_norm).clamp_(max=1.0)
             if "steps" in self.state:
                 self.state["steps"].add_(1 if takes_M1 is None else takes_M1)
@@ -168,7 +168,7 @@ class MemberOptimiser:
         NaN without steps, infinite where a gradient is not finite. Steps that were skipped for an overflow do not count.
         """
         norms = torch.where(self._norms.isnan(), torch.inf, self._norms)
-        mean = (norms / (self._batches - self._skipped)).squeeze(1)
+        mean = (norms / self._counted).squeeze(1)
         self._norms.zero_()
-        self._batches = self._skipped = 0
+        self._counted.zero_()
         return mean

@@ -337,8 +337,8 @@ def test_freed_memory_is_returned_to_the_system():
 
 @pytest.mark.parametrize("pretrain", [0, 3])
 def test_the_schedule_runs_over_the_episode_and_over_pretraining(make_env, pretrain, monkeypatch, small_task, tmp_path):
-    seen, step = [], GrowingNetwork.step
-    monkeypatch.setattr(GrowingNetwork, "step", lambda self, progress: (seen.append(progress), step(self, progress)))
+    seen, step = [], GrowingNetwork.begin_step
+    monkeypatch.setattr(GrowingNetwork, "begin_step", lambda self, progress: (seen.append(progress), step(self, progress))[1])
     for key, value in {"pretrain": pretrain, "pretrain_pool": 2, "pretrain_folder": str(tmp_path)}.items():
         monkeypatch.setattr(small_task.config, key, value)
     env = make_env(2, 4)

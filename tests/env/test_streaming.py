@@ -188,7 +188,7 @@ def test_batches_are_read_ahead_but_not_far_and_passed_over_ones_are_dropped():
 def test_a_run_that_is_stopped_leaves_no_thread():
     task = digits()
     shard, orders = shard_of(task, place_data(task.data, CPU, False))
-    shard.network.step = lambda progress: (_ for _ in ()).throw(KeyboardInterrupt)
+    shard.network.begin_step = lambda progress: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         shard.train_epoch(orders[0])
     assert no_thread_left()

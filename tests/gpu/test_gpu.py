@@ -6,15 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from benchmarks.gpu import images
 from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.cli.overrides import check
+from esper.env.actions import Head
 from esper.env.base import Environment
+from esper.fusion.fuse import Fleet
+from esper.fusion.layout import add_members, side_by_side, take_members
+from esper.fusion.precision import Precision, computed_in
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
 from esper.training.environment import build_env
 from esper.training.play import play
 from esper.training.trainer import Trainer
+from tests.fusion.test_fuse import LAYERS, random_module
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device on this machine")
 
@@ -74,6 +81,63 @@ def test_streamed_data_gives_the_bits_of_resident_data(world: str, tmp_path: Pat
     assert data.train_x.device.type == "cpu"
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_replayed_steps_have_the_bits_of_others(world: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replays = list[int]()
+    launch = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(1), launch(graph))[1])
+    losses = []
+    for graphs in ("false", "true"):
+        env = environment(world, tmp_path, ["cuda:0"], f"devices.cuda:0.graphs={graphs}")
+        losses.append(grown(world, env))
+        assert bool(replays) == (graphs == "true")
+    np.testing.assert_array_equal(*losses)
+
+
+def test_images_are_augmented_on_the_device(tmp_path: Path) -> None:
+    overrides = ["task=cifar10_baseline", f"task.root={images(tmp_path)}", "task.epoch_samples=512", "task.valid_samples=100"]
+    losses = []
+    for resident in ("true", "false"):
+        more = [*overrides, "devices=[cuda:0]", f"devices.cuda:0.resident={resident}", "hosts=2", "steps=4"]
+        env = build_env(check([*more, "agent.twins=1", "agent.baseline=critic"]), split=Split.TRAINING, hosts=2)
+        env.reset(options={"episode": 0})
+        losses.append([env.step(np.zeros((2, len(Head)), np.int64))[-1]["signals"].train_loss_N for _ in range(4)])
+        env.close()
+    np.testing.assert_array_equal(*losses)
+
+
+HALVES = {torch.float32: Precision.fp32, torch.bfloat16: Precision.bf16, torch.float16: Precision.fp16}
+ALONE = {name: case for name, case in LAYERS.items() if name != "embedding"} | {
+    "conv_of_hosts": (lambda: nn.Conv2d(8, 8, 3, padding=1), (8, 8, 8)),
+    "conv_of_large_images": (lambda: nn.Conv2d(8, 16, 3, padding=1, stride=2), (8, 32, 32)),
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("place", ["input", "weight", "gradient"])
+@pytest.mark.parametrize("name", ALONE)
+def test_a_member_that_is_not_finite_is_so_alone(name: str, place: str, dtype: torch.dtype) -> None:
+    make, shape = ALONE[name]
+    fleet = Fleet([random_module(make).float() for _ in range(8)], torch.device("cuda:0"))
+    sick, others = torch.tensor([3], device="cuda"), torch.tensor([0, 1, 2, 4, 5, 6, 7], device="cuda")
+    x_MB = torch.randn(8, 32, *shape, device="cuda")
+    if place == "input":
+        x_MB[3, 0] = torch.inf
+    if place == "weight":
+        with torch.no_grad():
+            fleet.flat[3] = torch.nan
+    x = side_by_side(x_MB).to(dtype).requires_grad_()
+    with computed_in(HALVES[dtype], x.device):
+        y = fleet.bind().eval()(x)
+    pull = torch.ones_like(y)
+    if place == "gradient":
+        add_members(pull, sick, torch.full_like(take_members(pull, sick, 8), torch.inf), 8)
+    y.backward(pull)
+    assert x.grad is not None
+    assert fleet.flat.grad is None or fleet.flat.grad[others].isfinite().all()
+    assert all(take_members(part, others, 8).isfinite().all() for part in (y, x.grad))
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is no second CUDA device on this machine")
 def test_two_devices_have_the_numbers_of_one(tmp_path: Path) -> None:
     both = environment("cnn", tmp_path, ["cuda:0", "cuda:1"])
@@ -88,7 +152,8 @@ def test_equal_runs_are_equal_and_a_resumed_one_too(agent: str, tmp_path: Path) 
             Trainer(check([*overrides, more]), tmp_path / place).run()
     whole, again, parts = (read_records(tmp_path / place / "metrics.jsonl") for place in ("whole", "again", "parts"))
     assert whole == again
-    assert agent == "ppo" or whole == parts, "the learning rate of PPO depends on the number of updates"
+    # The last update of a run has records that others lack, and the learning rate of PPO depends on the number of updates.
+    assert agent == "ppo" or whole[-1] == parts[-1]
 
 
 def test_memory_does_not_grow_over_episodes(tmp_path: Path) -> None:
