@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -56,7 +57,7 @@ WORLDS = {
 TESTS = 150
 """Most seconds for tests/gpu."""
 PYTEST = [sys.executable, "-m", "pytest", "tests/gpu", "-o", "addopts=--import-mode=importlib", "-q", "-rfEs", "--tb=short"]
-"""Without the options of pyproject.toml: several processes at once would share the device with what is measured."""
+PYTEST += ["-n", str(max(1, min(15, (os.cpu_count() or 2) - 1)))] if find_spec("xdist") else []
 
 
 class Clock:
@@ -196,7 +197,7 @@ def measure_convolutions(clock: Clock, quick: bool) -> Iterator[Row]:
             ways = {
                 "grouped": lambda x=x, w=weight, how=how: torch.conv2d(x, w, None, *how),
                 "matrices": lambda x=x, w=weight, how=how: by_matrices(x, w, None, *how[:2], how[3]),
-                "contained": lambda x=x, w=weight, how=how: contained(x, w, *how, how[3]),
+                "contained": lambda x=x, w=weight, how=how: contained(x, w, None, *how, how[3]),
             }
             found: Row = {"layer": name, "dtype": str(dtype).removeprefix("torch.")}
             for way, forward in ways.items():
@@ -369,11 +370,11 @@ def main() -> None:
         sections: Mapping[str, Callable[[], Iterator[Row]]] = {
             "roofs": partial(measure_roofs, clock, given.quick),
             "tests": partial(run_tests, clock, given.quick),
-            "waits": partial(measure_waits, clock, given.quick, folder),
-            "kernels": partial(measure_kernels, clock, given.quick, folder),
-            "memory": partial(measure_memory, clock, given.quick, folder),
             "graphs": partial(measure_graphs, clock, given.quick, folder),
             "convolutions": partial(measure_convolutions, clock, given.quick),
+            "kernels": partial(measure_kernels, clock, given.quick, folder),
+            "waits": partial(measure_waits, clock, given.quick, folder),
+            "memory": partial(measure_memory, clock, given.quick, folder),
             "precisions": partial(measure_precisions, clock, given.quick, folder),
             **{world: partial(measure_hosts, world, clock, given.quick, folder) for world in WORLDS},
         }

@@ -20,6 +20,7 @@ from esper.env.member_data import MeasuredPart, MemberData, TrainedPart
 from esper.env.sums import KnownSums, Sums, measurement, sums_of
 from esper.env.training_step import TrainingStep
 from esper.fusion.precision import Precision
+from esper.fusion.transfer import on_device
 from esper.growth.grown import GrownNetwork, KeptSeed
 from esper.growth.network import GrowingNetwork
 from esper.growth.variants import Tree
@@ -232,7 +233,7 @@ class Shard:
         hooks = GradientHooks(self.members, SAMPLES, SPOTS) if probe else None
         losses = self._step.begin()
         retired_M = np.zeros(self.members, dtype=np.bool_) if retired_M is None else retired_M
-        learning = torch.from_numpy(~retired_M).to(self.device)
+        learning = on_device(~retired_M, self.device)
         in_vain, taught_M = bool(retired_M.all()), network.taught()
         taught, checks = bool(taught_M.any()), self.device.type == "cpu"  # a GPU would have to be waited for
         batches = self._batches(order)
@@ -246,7 +247,7 @@ class Shard:
                 self._step.take(parts, progress, hooks if last else None, left=left)
                 if checks and step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
                     in_vain = not bool((losses.isfinite() & learning).any())
-        seen = torch.from_numpy(np.where(taught_M, len(batches), 1)).to(self.device)
+        seen = on_device(np.where(taught_M, len(batches), 1), self.device)
         columns = [(losses / seen)[:, None], network.take_norms(), network.take_faults()]
         report = torch.cat(columns, 1).cpu().numpy()
         network.restore(retired_M)
@@ -301,8 +302,8 @@ class Shard:
         mean, count = self._test_mean if test else self._valid_mean, len(rows_L)
         network.train(False)
         tree, samples = network.tree(alpha_VMS, None if count == self.members else rows_L), views.num_measured(test=test)
-        chosen = None if tree.rows is None else torch.from_numpy(tree.rows).to(views.home)
-        path_VM, owner_P = (torch.from_numpy(paths).to(self.device) for paths in (tree.path_VM[:, :count], tree.owner_P))
+        chosen = None if tree.rows is None else on_device(tree.rows, views.home)
+        path_VM, owner_P = (on_device(paths, self.device) for paths in (tree.path_VM[:, :count], tree.owner_P))
         sums: list[Sums] = []
         batch = self._at_once(tree)
         parts = [MeasuredPart(slice(start, start + batch), test, chosen) for start in range(0, samples, batch)]

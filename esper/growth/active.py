@@ -4,7 +4,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from esper.fusion.layout import join_members, split_members, take_members
+from esper.fusion.transfer import on_device
 from esper.growth.blend import blend, isolate
 from esper.lifecycle.roles import Blend, Roles
 from esper.lifecycle.stages import BoolArray
@@ -67,12 +68,6 @@ class ActiveSeeds:
     def varied(self, h: Tensor, delta: Tensor, alpha_L: Tensor, members: int) -> Tensor:
         """Return the output of the slot for given deltas and other blend weights, for forwards without gradient."""
         return blend(h, delta, alpha_L, alpha_L, self.live_L, members, self.times_L)
-
-
-def on_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array as a tensor on a device, without waiting for a GPU."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def in_banks(roles: Roles, slot: int, where_M: BoolArray) -> list[tuple[int, bool, npt.NDArray[np.int64]]]:

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from esper.fusion.folding import folded
 from esper.fusion.fuse import Fleet
 from esper.fusion.precision import Precision, computed_in
-from esper.growth.active import ActiveSeeds, in_banks, live_seeds, on_device
+from esper.fusion.transfer import on_device
+from esper.growth.active import ActiveSeeds, in_banks, live_seeds
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
 from esper.growth.learners import Learners, Pupils, several
 from esper.growth.loss import LastSegment, backpropagate

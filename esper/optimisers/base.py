@@ -160,7 +160,8 @@ class MemberOptimiser:
     def forget(self, members: Sequence[int]) -> None:
         """Zero the state of these rows."""
         for rows in self.state.values():
-            rows[list(members)] = 0.0
+            for member in members:  # one by one: an index that is a list would let the CPU wait for a GPU
+                rows[member].zero_()
 
     def take_norms(self) -> Tensor:
         """Return the mean gradient norm of each row before clipping, over the steps since the last call `[M]`.

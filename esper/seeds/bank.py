@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from esper.fusion.fuse import Fleet, flatten_parameters
 from esper.fusion.layout import join_members, split_members
 from esper.fusion.stacked import FusionError
+from esper.fusion.transfer import on_device
 from esper.hosts.base import SlotSpec
 from esper.optimisers.base import OptimiserConfig
 from esper.seeds.blueprints.base import BlueprintConfig
@@ -58,13 +59,14 @@ class SeedBank:
         if gradients is not None:
             row = informed(self.blueprint, self.slot, row, gradients)
         with torch.no_grad():
-            self.fleet.flat[member] = row.to(self.fleet.flat.device)
+            self.fleet.flat[member] = on_device(row, self.fleet.flat.device)
         self.optimiser.forget([member])
 
     def clear(self, members: Sequence[int]) -> None:
         """Zero rows, parameters and optimiser state together."""
         with torch.no_grad():
-            self.fleet.flat[list(members)] = 0.0
+            for member in members:
+                self.fleet.flat[member].zero_()
         self.optimiser.forget(members)
 
     def delta(self, live_L: Tensor, x: Tensor, taught_L1: Tensor | None = None, *, learns: bool = True) -> Tensor:

@@ -47,26 +47,28 @@ def test_a_batch_of_matrix_products_is_a_grouped_convolution(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_contained_convolution_is_a_grouped_convolution(name: str) -> None:
-    x, weight, _, stride, padding, groups = case(name)
-    found = contained(x, weight, stride, padding, (1, 1), groups, MEMBERS)
-    wanted = F.conv2d(x, weight, None, stride, padding, 1, groups)
-    assert found.equal(wanted)
-    for one, other in zip(grads(found, (x, weight)), grads(wanted, (x, weight)), strict=True):
-        assert one.equal(other)
+    x, weight, bias, stride, padding, groups = case(name)
+    for given in (bias, None):
+        found = contained(x, weight, given, stride, padding, (1, 1), groups, MEMBERS)
+        wanted = F.conv2d(x, weight, given, stride, padding, 1, groups)
+        leaves = (x, weight) if given is None else (x, weight, bias)
+        assert torch.allclose(found, wanted)
+        for one, other in zip(grads(found, leaves), grads(wanted, leaves), strict=True):
+            assert torch.allclose(one, other)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("where", ["x", "weight", "grad"])
 def test_a_member_that_is_not_finite_is_so_alone(where: str, value: float) -> None:
-    x, weight, _, stride, padding, groups = case("groups")
+    x, weight, bias, stride, padding, groups = case("groups")
     with torch.no_grad():
         if where != "grad":
             (x[0, 4] if where == "x" else weight[6]).fill_(value)  # of the second member
-    y = contained(x, weight, stride, padding, (1, 1), groups, MEMBERS)
+    y = contained(x, weight, bias, stride, padding, (1, 1), groups, MEMBERS)
     pull = torch.ones_like(y)
     if where == "grad":
         pull[1, 7] = value
-    finite = [part.isfinite() for part in (y, *torch.autograd.grad(y, (x, weight), pull))]
-    for part, axis in zip(finite, (1, 1, 0), strict=True):
+    finite = [part.isfinite() for part in (y, *torch.autograd.grad(y, (x, weight, bias), pull))]
+    for part, axis in zip(finite, (1, 1, 0, 0), strict=True):
         by_member = [one.all().item() for one in part.chunk(MEMBERS, axis)]
         assert by_member == [True, part is finite[0] and where == "grad", True]

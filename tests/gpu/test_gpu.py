@@ -1,6 +1,7 @@
 """What runs on the CPU runs on a GPU, with the same numbers up to rounding, and its memory does not grow."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.cli.overrides import check
 from esper.env.actions import Head
 from esper.env.base import Environment
+from esper.env.lane import Lane
+from esper.fusion import convolution
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import add_members, side_by_side, take_members
 from esper.fusion.precision import Precision, computed_in
@@ -88,22 +91,59 @@ def test_replayed_steps_have_the_bits_of_others(world: str, tmp_path: Path, monk
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(1), launch(graph))[1])
     losses = []
     for graphs in ("false", "true"):
-        env = environment(world, tmp_path, ["cuda:0"], f"devices.cuda:0.graphs={graphs}")
+        env = environment(world, tmp_path, ["cuda:0"], "task.batch_size=16", f"devices.cuda:0.graphs={graphs}")
         losses.append(grown(world, env))
         assert bool(replays) == (graphs == "true")
     np.testing.assert_array_equal(*losses)
 
 
+@pytest.mark.parametrize("members", [0, 1])
+def test_delays_of_streams_and_reused_memory_change_nothing(
+    members: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What crosses streams without an order would be read before it is written, or after its memory has been used again."""
+    more = "task.batch_size=32", f"devices.cuda:0.members_per_shard={members}"
+    wanted = grown("cnn", environment("cnn", tmp_path, ["cuda:0"], *more))
+    issued = Lane.issued
+
+    @contextmanager
+    def delayed(lane: Lane) -> Generator[None]:
+        torch.cuda._sleep(2_000_000)  # about a millisecond, on the caller's stream
+        with issued(lane):
+            torch.cuda._sleep(2_000_000)
+            yield
+        for size in range(9, 21):
+            torch.full((2**size,), torch.nan, device="cuda")
+
+    monkeypatch.setattr(Lane, "issued", delayed)
+    np.testing.assert_array_equal(grown("cnn", environment("cnn", tmp_path, ["cuda:0"], *more)), wanted)
+
+
 def test_images_are_augmented_on_the_device(tmp_path: Path) -> None:
     overrides = ["task=cifar10_baseline", f"task.root={images(tmp_path)}", "task.epoch_samples=512", "task.valid_samples=100"]
+    overrides += ["agent.twins=1", "agent.baseline=critic", "agent.minibatches=1"]
     losses = []
     for resident in ("true", "false"):
         more = [*overrides, "devices=[cuda:0]", f"devices.cuda:0.resident={resident}", "hosts=2", "steps=4"]
-        env = build_env(check([*more, "agent.twins=1", "agent.baseline=critic"]), split=Split.TRAINING, hosts=2)
+        env = build_env(
+            check([*more, "agent.twins=1", "agent.baseline=critic", "agent.minibatches=1"]), split=Split.TRAINING, hosts=2
+        )
         env.reset(options={"episode": 0})
         losses.append([env.step(np.zeros((2, len(Head)), np.int64))[-1]["signals"].train_loss_N for _ in range(4)])
         env.close()
     np.testing.assert_array_equal(*losses)
+
+
+def test_matrices_that_are_gathered_again_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]
+    found = []
+    for kept in (convolution.KEPT, 0):
+        monkeypatch.setattr(convolution, "KEPT", kept)
+        fleet = Fleet(layers, torch.device("cuda:0"))
+        x = torch.ones(16, 32, 8, 8, device="cuda").cumsum(3).requires_grad_()
+        fleet.bind()(x).square().sum().backward()
+        found.append((fleet.flat.grad, x.grad))
+    assert all(one.equal(other) for one, other in zip(*found, strict=True))
 
 
 HALVES = {torch.float32: Precision.fp32, torch.bfloat16: Precision.bf16, torch.float16: Precision.fp16}

@@ -84,10 +84,11 @@ def test_training_takes_less_memory_in_half_precision(precision: str, tmp_path: 
     peaks = []
     for one in ("fp32", precision):
         env = environment_in(one, "cnn", tmp_path, "host.base_channels=32", "task.batch_size=512")
-        grown("cnn", env)
+        env.reset(options={"episode": 0})
+        env.pool.train(0)
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
-        grown("cnn", env)
+        env.pool.train(1)
         torch.cuda.synchronize()
         peaks.append(torch.cuda.max_memory_allocated() - held)
         env.close()
