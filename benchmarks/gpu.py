@@ -57,7 +57,7 @@ WORLDS = {
 TESTS = 150
 """Most seconds for tests/gpu."""
 PYTEST = [sys.executable, "-m", "pytest", "tests/gpu", "-o", "addopts=--import-mode=importlib", "-q", "-rfEs", "--tb=short"]
-PYTEST += ["-n", str(max(1, min(15, (os.cpu_count() or 2) - 1)))] if find_spec("xdist") else []
+PYTEST += ["-n", str(max(1, min(15, (os.cpu_count() or 2) - 1))), "--dist", "worksteal", "-v"] if find_spec("xdist") else []
 
 
 class Clock:
@@ -115,7 +115,7 @@ def run_tests(clock: Clock, quick: bool) -> Iterator[Row]:
     except subprocess.TimeoutExpired as late:
         parts = [part.decode() if isinstance(part, bytes) else part for part in (late.stdout, late.stderr) if part]
         code, output = f"stopped after {limit:.0f} s", "".join(parts)
-    yield {"tests": (output.strip().splitlines() or ["no output"])[-1], "exit": code, "output": output[-6000:]}
+    yield {"tests": (output.strip().splitlines() or ["no output"])[-1], "exit": code, "output": output[-100_000:]}
 
 
 def measure_roofs(clock: Clock, quick: bool) -> Iterator[Row]:

@@ -31,6 +31,7 @@ from esper.fusion.precision import Precision, computed_in
 from esper.fusion.transfer import on_device
 from esper.growth.active import ActiveSeeds, in_banks, live_seeds
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
+from esper.growth.faults import take_faults
 from esper.growth.learners import Learners, Pupils, several
 from esper.growth.loss import LastSegment, backpropagate
 from esper.growth.mode import set_evaluation
@@ -332,20 +333,15 @@ class GrowingNetwork:
         return sizes
 
     def step(self, progress: float = 0.0) -> None:
-        """Take one optimiser step for every host and every learning seed.
-
-        Args:
-            progress: share of the episode that has passed, which sets learning rates by the schedule.
-        """
+        """Take one optimiser step for all that learns, at this share of the episode, which sets learning rates."""
         self.update(*self.begin_step(progress))
 
     def begin_step(self, progress: float) -> tuple[StepSettings, StepSettings]:
         """Count an optimiser step, and return its settings for hosts and for seeds."""
         self._version_M += self._changing_M
         host, seed = self._config.at(progress)
-        if self._rate_M1 is None:
-            return host, seed
-        return host.faster(self._rate_M1), seed.faster(self._rate_M1)
+        rate_M1 = self._rate_M1
+        return (host, seed) if rate_M1 is None else (host.faster(rate_M1), seed.faster(rate_M1))
 
     def update(self, host: StepSettings, seed: StepSettings) -> None:
         """Update every host and every learning seed, each with its own clipping budget; see `LossScale`."""
@@ -375,18 +371,8 @@ class GrowingNetwork:
         return norms
 
     def take_faults(self) -> Tensor:
-        """Return what no loss shows of the batches since the last call `[M, 3]`: 1 for members with finite buffers and without an
-        overflow at the lowest loss scale, else 0; then overflows and loss scale, NaN without loss scales.
-        """
-        faults_M3 = torch.full((self.members, 3), torch.nan, device=self.device, dtype=self.host.flat.dtype)
-        faults_M3[:, 0] = 1.0
-        for buffer in self.host.buffers.values():
-            faults_M3[:, 0] *= buffer.isfinite().reshape(self.members, -1).all(1)
-        if self.loss_scale is not None:
-            faults_M3[:, 1], sick_M = self.loss_scale.take_overflows()
-            faults_M3[:, 0] *= ~sick_M
-            faults_M3[:, 2] = self.loss_scale.of()
-        return faults_M3
+        """Return what no loss shows of the batches since the last call `[M, 3]`; see `faults`."""
+        return take_faults(self.host, self.loss_scale)
 
     def rows(self) -> dict[str, Tensor]:
         """Return the whole state of the members by name: a member is one row of every tensor."""
