@@ -84,14 +84,18 @@ def test_streamed_data_gives_the_bits_of_resident_data(world: str, tmp_path: Pat
     assert data.train_x.device.type == "cpu"
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("world", WORLDS)
-def test_replayed_steps_have_the_bits_of_others(world: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_steps_have_the_bits_of_others(
+    world: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     replays = list[int]()
     launch = torch.cuda.CUDAGraph.replay
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(1), launch(graph))[1])
     losses = []
     for graphs in ("false", "true"):
-        env = environment(world, tmp_path, ["cuda:0"], "task.batch_size=16", f"devices.cuda:0.graphs={graphs}")
+        device = [f"devices.cuda:0.graphs={graphs}", f"devices.cuda:0.precision={precision}"]
+        env = environment(world, tmp_path, ["cuda:0"], "task.batch_size=16", *device)
         losses.append(grown(world, env))
         assert bool(replays) == (graphs == "true")
     np.testing.assert_array_equal(*losses)
