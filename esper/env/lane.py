@@ -50,7 +50,7 @@ class Lane:
     def captured(self, work: Callable[[], object]) -> Callable[[], None]:
         """Capture the kernels that `work` launches, which must wait for nothing, and return what launches them again.
 
-        They read and write the tensors that `work` used; the last graph of the lane must not be launched any more.
+        They read and write the tensors that `work` used. The lane's previous graph must not be replayed afterwards.
 
         Raises:
             RuntimeError: the work cannot be captured; none of it was done.

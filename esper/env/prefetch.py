@@ -50,6 +50,7 @@ class Prefetch(Generic[Key, Batch]):
                     continue
             if stopped.is_set():
                 return
+            del batch  # pinned memory must not be freed here later, while a CUDA graph is captured
 
     def take(self, key: Key) -> Batch:
         """Return the batch of a key, and drop those of earlier keys.

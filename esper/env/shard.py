@@ -139,9 +139,9 @@ class Shard:
         """Set the roles of all seeds until the next call, and drop captured gradients; see `GrowingNetwork.arrange`."""
         self._gradients = None
         if self._roles is None or not roles.equals(self._roles):  # else a captured step can be replayed
-            self._roles = roles
             self._step.forget()
             self.network.arrange(roles)
+            self._roles = roles
 
     @on_lane
     def plant(self, member: int, slot: int, blueprint: int, stream: tuple[int | str, ...], blend: Blend = Blend.ADD) -> None:

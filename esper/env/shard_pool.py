@@ -4,6 +4,7 @@
 
 import ctypes
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -30,6 +31,8 @@ from esper.seeds.slot_gradients import SlotGradients
 from esper.task.instances import DataView
 
 Result = TypeVar("Result")
+STREAMS = 32
+"""Streams of a GPU that torch hands out in turn. Of more shards, two would share one, and one be captured with the other."""
 
 
 class ShardPool(HostPool):
@@ -56,7 +59,8 @@ class ShardPool(HostPool):
         """Deal the hosts to shards from the next `start` on; the devices stay the same."""
         self.places = deal(self.parts.num_hosts, devices, self.task.batch_size * self.task.widest)
         graphs = {find_device(name): config.graphs for name, config in self.parts.devices.items()}
-        self._lanes = [Lane(device, graphs=graphs[device]) for device, _ in self.places]
+        shards = Counter(device for device, _ in self.places)
+        self._lanes = [Lane(device, graphs=graphs[device] and shards[device] <= STREAMS) for device, _ in self.places]
 
     def start(self, sampler: HostSampler, views: Sequence[DataView], hosts: Sequence[nn.Module] | None = None) -> None:
         """See `HostPool.start`."""

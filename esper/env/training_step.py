@@ -37,10 +37,11 @@ class TrainingStep:
         self._replay: Callable[[], None] | None = None
         self._parts: Parts = ()
         self._rates = tuple(torch.empty(network.members, 1, device=network.device) for _ in range(2))
-        self._warm = self._refused = False
+        self._warm = False
 
     def begin(self) -> Tensor:
-        """Return the sums of losses `[M]`, to which each step adds, set to zero."""
+        """Begin an epoch: return the sums of losses `[M]`, to which each step adds, set to zero."""
+        self._warm = False  # another thread may call, in which cuBLAS has to begin first
         return self._losses_M.zero_()
 
     def forget(self) -> None:
@@ -72,10 +73,11 @@ class TrainingStep:
         """Compute the gradients of a batch, one micro-batch after the other, add the losses, and update."""
         network = self._network
         targets_M = None if len(parts) == 1 else self._objective.num_targets(torch.cat([y_MB for _, y_MB in parts], 1))
+        losses: list[Tensor] = []
         for place, (x, y_MB) in enumerate(parts):
             first = hooks if place == 0 else None  # as of the whole batch, unless a slot needs more samples than a part has
-            loss_M = network.backward(x, y_MB, first, targets_M) if last else network.teach(x, y_MB, targets_M)
-            self._losses_M += loss_M
+            losses.append(network.backward(x, y_MB, first, targets_M) if last else network.teach(x, y_MB, targets_M))
+        self._losses_M += sum(losses[1:], losses[0])
         network.update(host, seed)
 
     # ---- CUDA graphs
@@ -84,7 +86,7 @@ class TrainingStep:
         """Return whether there is a graph for a batch; capture one if there is none and it pays."""
         if [[one.shape for one in part] for part in parts] != [[one.shape for one in part] for part in self._parts]:
             self._replay = None
-        if self._replay is None and self._lane.graphs and self._warm and not self._refused and left >= WORTHWHILE:
+        if self._replay is None and self._lane.graphs and self._warm and left >= WORTHWHILE:
             self._parts = [(x.clone(), y_MB.clone()) for x, y_MB in parts]
             host, seed = (replace(one, learning_rate=rate) for one, rate in zip(settings, self._rates, strict=True))
             try:
@@ -105,8 +107,8 @@ class TrainingStep:
                 rate_M1.fill_(one.learning_rate)
 
     def _refuse(self, error: RuntimeError) -> None:
-        """Go on without graphs, and say why, once per network."""
-        self._refused = True
+        """Go on without graphs until the run ends, and say why: after a failed capture, torch may refuse others."""
+        self._lane.graphs = False
         self._network.drop_gradients()
         reason = str(error).strip().partition("\n")[0]
         warn(

@@ -4,7 +4,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from threading import Lock
 from typing import Any, ClassVar
 
@@ -78,9 +78,11 @@ class WindowAttention(SelfAttention):
 
 def by_flex(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tensor:
     """Compute attention within a causal window by `flex_attention`, compiled if the device is a GPU."""
-    block_mask = _block_mask(q_BHTC.shape[2], window, q_BHTC.device)
     run: Any = _compiled() if q_BHTC.is_cuda else flex.flex_attention
-    with _compiling:
+    # To trace its backward, torch waits for autograd's thread of the GPU, in which the backward of another shard may wait to be
+    # compiled until the trace ends. So this thread computes by itself what it traces.
+    with _compiling, torch.autograd.set_multithreading_enabled(False):
+        block_mask = _block_mask(q_BHTC.shape[2], window, q_BHTC.device)
         return run(q_BHTC.contiguous(), k_BHTC.contiguous(), v_BHTC.contiguous(), block_mask=block_mask)
 
 
@@ -100,13 +102,16 @@ def _compiled() -> Any:
     return torch.compile(flex.flex_attention)
 
 
-@lru_cache(maxsize=8)
+@cache
 def _block_mask(positions: int, window: int, device: torch.device) -> flex.BlockMask:
     def seen(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (q >= k) & (q - k < window)
 
     with torch.inference_mode(False):  # the mask is kept, and may be saved for a backward later
-        return flex.create_block_mask(seen, None, None, positions, positions, device=device)
+        mask = flex.create_block_mask(seen, None, None, positions, positions, device=device)
+    if device.type == "cuda":  # shards read it on streams of their own, which do not wait for this one
+        torch.cuda.current_stream(device).synchronize()
+    return mask
 
 
 def _heads_obstacle(name: str, heads: int, slot: SlotSpec) -> str | None:

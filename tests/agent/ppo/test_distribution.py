@@ -145,7 +145,7 @@ def test_illegal_actions_are_never_drawn(seed: int, free: bool, scale: float) ->
         assert parameters_legal(action_BH.numpy(), seen.legal_values.numpy(), SPEC.head_sizes).all()
         irrelevant = ~torch.from_numpy(RELEVANT)[action_BH[:, Head.OP]]
         assert (action_BH[irrelevant] == 0).all(), "heads without effect are stored as 0"
-        assert (distribution.log_prob(action_BH) > -200).all()
+        assert (distribution.log_prob(action_BH) > -1e8).all()
     for op in Op:
         illegal_BS = ~seen.legal_slots[:, op]
         assert (distribution.slot_BOS[:, op].exp()[illegal_BS & seen.legal_slots[:, op].any(1, keepdim=True)] == 0).all()
