@@ -56,8 +56,9 @@ WORLDS = {
 
 TESTS = 150
 """Most seconds for tests/gpu."""
-PYTEST = [sys.executable, "-m", "pytest", "tests/gpu", "-o", "addopts=--import-mode=importlib", "-q", "-rfEs", "--tb=short"]
-PYTEST += ["-n", str(max(1, min(15, (os.cpu_count() or 2) - 1))), "--dist", "worksteal", "-v"] if find_spec("xdist") else []
+PYTEST = [sys.executable, "-m", "pytest", "tests/gpu", "-o", "addopts=--import-mode=importlib", "-v", "-rfEs", "--tb=short"]
+PYTEST += ["-n", str(max(1, min(15, (os.cpu_count() or 2) - 1))), "--dist", "worksteal"] if find_spec("xdist") else []
+"""Names each test that ends, so that a record shows which one did not."""
 
 
 class Clock:
