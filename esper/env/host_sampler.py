@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from esper.seeding import stream
 from esper.task.augment import Augmentation
 from esper.task.base import Task
 from esper.task.instances import DataView, Split
+
+Made = TypeVar("Made")
 
 
 class EpochOrder(NamedTuple):
@@ -83,16 +85,22 @@ class HostSampler:
         return replace(self, first=self.first + rows.start, num_hosts=rows.stop - rows.start)
 
     def hosts(self) -> list[nn.Module]:
-        """Return newborn hosts."""
-        return [self.task.host(*self.name(host)) for host in range(self.num_hosts)]
+        """Return newborn hosts. Twins are the same module, so copy a host before you train it."""
+        return self._each(self.task.host)
 
     def views(self) -> list[DataView]:
-        """Return their instances' views of the data."""
-        return [self.task.view(*self.name(host)) for host in range(self.num_hosts)]
+        """Return their instances' views of the data. Twins have the same view."""
+        return self._each(self.task.view)
 
     def instances(self) -> list[str]:
         """Return the names of their instances, for reports; the observation does not contain them."""
-        return [self.task.describe(*self.name(host)) for host in range(self.num_hosts)]
+        return self._each(self.task.describe)
+
+    def _each(self, make: Callable[[int, Split, int, int], Made]) -> list[Made]:
+        """Return what a task makes of the name of each host; of the name of twins it makes it once."""
+        names = [self.name(host) for host in range(self.num_hosts)]
+        made = {name: make(*name) for name in dict.fromkeys(names)}
+        return [made[name] for name in names]
 
     @property
     def samples_per_epoch(self) -> int:

@@ -84,7 +84,8 @@ class GrowingNetwork:
         self.members, self.slots, self.blueprints = len(hosts), slot_specs(hosts[0]), tuple(blueprints)
         self.incubation, self.frozen, self.objective = incubation, frozen, objective
         self._frozen_hosts = tuple(hosts) if frozen else ()
-        self.host = Fleet([folded(host) for host in hosts] if frozen else hosts, device)
+        parts = {host: folded(host) if frozen else host for host in hosts}  # several may be the same module
+        self.host = Fleet([parts[host] for host in hosts], device)
         self.host.flat.requires_grad_(not frozen)
         self.optimiser = optimiser.build(self.host.flat)
         self._config, self._rate_M1 = optimiser, rate_M1

@@ -62,6 +62,22 @@ def test_without_twins_hosts_are_the_first_of_each_group(make_env):
     )
 
 
+def test_twins_are_built_once_and_train_apart(make_env, plan_actions, monkeypatch):
+    """A shard of one host trains a copy, even where hosts cannot be fused."""
+    env = make_env(4, 8, num_twins=2, members_per_shard=1)
+    build, built = env.task.host, []
+    monkeypatch.setattr(env.task, "host", lambda *name: (built.append(name), build(*name))[1])
+    env.reset(seed=3)
+    assert len(built) == len(set(built)) == 2
+    hosts = env.sampler.hosts()
+    assert hosts[0] is hosts[1] is not hosts[2] is hosts[3]
+    env.step(plan_actions((Op.GERMINATE, 0, 1), *[(Op.WAIT, 0, 0)] * 3))
+    weights = [shard.network.host.flat[0] for shard in env.pool.shards]
+    assert weights[2].equal(weights[3])
+    env.pool.shards[2].network.host.flat.data.zero_()
+    assert weights[3].any()
+
+
 def test_twins_share_augmentation_draws(small_task, monkeypatch):
     monkeypatch.setattr(small_task, "augmentation", Augmentation(padding=1, flip=False))
     cohort = HostSampler(task=small_task, split=Split.TRAINING, num_hosts=4, twins=2)
