@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Generic, TypeVar
+from weakref import WeakMethod
 
 import torch
 
@@ -89,11 +90,22 @@ class Prefetch(Generic[Key, Batch]):
 
 
 class Reader(Generic[Key, Batch]):
-    """Reads batches where they are needed, or ahead of their use."""
+    """Reads batches where they are needed, or ahead of their use.
+
+    Args:
+        read: a method, of an object that outlives this one. It is held weakly: the object owns its readers, and the data in it,
+            which may fill a GPU, must not wait for the garbage collector.
+        ahead: whether announced batches are read ahead.
+    """
 
     def __init__(self, read: Callable[[Key], Batch], *, ahead: bool) -> None:
-        self._read, self._ahead = read, ahead
+        self._method, self._ahead = WeakMethod(read), ahead
         self._prefetch: Prefetch[Key, Batch] | None = None
+
+    def _read(self, key: Key) -> Batch:
+        read = self._method()
+        assert read is not None
+        return read(key)
 
     @contextmanager
     def announced(self, keys: Sequence[Key]) -> Generator[None]:

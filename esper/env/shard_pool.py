@@ -201,9 +201,10 @@ class ShardPool(HostPool):
         return {name: device_name(find_device(name)) for name in self.parts.devices}
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads, and release the hosts and the data."""
         self._pool.shutdown()
         self._sensing.shutdown()
+        self.shards, self._lanes, self._sensors, self._data = [], [], {}, {}
 
     def _of(self, host: int) -> tuple[Shard, int]:
         """Return the shard of a host, and its index there."""

@@ -1,6 +1,8 @@
 """Training and validation of a shard, dealing hosts to shards, and the tables of actions."""
 
+import gc
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -213,6 +215,26 @@ def test_incubation_and_seeds_reach_the_right_shard(small_task):
     shard_pool.clear(1, 0, 1)
     assert not shard_pool.shards[1].network.banks[0, 1, True].fleet.flat.any()
     shard_pool.close()
+
+
+def test_hosts_and_data_are_gone_once_no_episode_needs_them(make_env):
+    """At once, not when the garbage is collected: they may fill a GPU."""
+    gc.collect()
+    gc.disable()
+    try:
+        env = make_env(2, 2)
+        env.reset(seed=0)
+        env.step(np.zeros((2, len(Head)), np.int64))
+        (shard,) = env.pool.shards
+        ended = [weakref.ref(one) for one in (shard, shard.network, shard.views)]
+        del shard
+        env.reset()
+        assert [one() for one in ended] == [None] * 3
+        data, network = (weakref.ref(one) for one in (env.pool.shards[0].data.train_y, env.pool.shards[0].network))
+        env.close()
+        assert (data(), network()) == (None, None)
+    finally:
+        gc.enable()
 
 
 def test_a_batch_larger_than_the_data_is_cut_to_its_size(small_task, orders):
