@@ -9,6 +9,7 @@ replicates of it.
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -101,10 +102,16 @@ def t_test_power(ratio: float, blocks: int, alpha: float) -> float:
         blocks: number of blocks, at least 2.
         alpha: significance level, in [0, 1).
     """
-    nodes, weights = np.polynomial.legendre.leggauss(200)
+    nodes, weights = _nodes()
     estimated = np.sqrt(stats.chi2.ppf((nodes + 1) / 2, blocks - 1) / (blocks - 1))
     bound, mean = stats.t.ppf(1 - alpha / 2, blocks - 1) * estimated, ratio * math.sqrt(blocks)
     return min(1.0, float(weights / 2 @ (ndtr(mean - bound) + ndtr(-mean - bound))))
+
+
+@cache
+def _nodes() -> tuple[Float64Array, Float64Array]:
+    """Return Gauss-Legendre nodes and weights on [-1, 1]."""
+    return np.polynomial.legendre.leggauss(200)
 
 
 def blocks_needed(spread: float, effect: float, *, alpha: float = 0.05) -> int:

@@ -76,12 +76,10 @@ def blocks(
 
 def _padded(tokens: Tensor, context: int) -> Tensor:
     """Return the overlapping blocks of a text `[n, T + 1]`, the last padded with `IGNORED`."""
-    starts = range(0, len(tokens) - 1, context)
-    row = torch.full((len(starts), context + 1), IGNORED, dtype=torch.int64)
-    for part, start in zip(row, starts, strict=True):
-        chunk = tokens[start : start + context + 1]
-        part[: len(chunk)] = chunk
-    return row
+    blocks = -(-max(len(tokens) - 1, 0) // context)
+    whole = torch.full((blocks * context + 1,), IGNORED, dtype=torch.int64)
+    whole[: len(tokens)] = tokens
+    return whole[torch.arange(blocks)[:, None] * context + torch.arange(context + 1)]
 
 
 def text_data(parts: Sequence[tuple[Tensor, Tensor]], vocab: int, *, mapped: bool = False) -> Data:
