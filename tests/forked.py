@@ -4,6 +4,7 @@ Tests that are about a process of its own, its imports or its installation start
 """
 
 import os
+import pickle
 import runpy
 import signal
 import sys
@@ -11,9 +12,10 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 from esper import plugins
 
@@ -102,3 +104,23 @@ def run_forked(module: str, *arguments: str, cwd: Path, env: Mapping[str, str] |
     process = Forked(module, *arguments, cwd=cwd, env=env)
     out, err = process.communicate()
     return CompletedProcess([module, *arguments], process.wait(), out, err)
+
+
+def in_fork(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what a function returns in a fork of this process."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            found = pickle.dumps(look())
+        except BaseException as error:
+            found = pickle.dumps(error)
+        with os.fdopen(writer, "wb") as file:
+            file.write(found)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        found = pickle.load(file)
+    os.waitpid(child, 0)
+    if isinstance(found, BaseException):
+        raise found
+    return found

@@ -6,8 +6,21 @@ import pytest
 
 from esper.cli.overrides import check
 from esper.lab.design import Claims, design
+from esper.stats import paired
 from esper.training.trainer import Trainer
 from tests.lab.small_runs import TINY
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads a bootstrap interval to three digits."""
+    monkeypatch.setattr(paired, "RESAMPLES", 199)
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without figures, which take most of a report's time."""
+    monkeypatch.setattr("esper.lab.report.draw", lambda *_: [])
 
 
 @pytest.fixture(scope="session")

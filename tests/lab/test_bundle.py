@@ -25,7 +25,7 @@ from esper.lab.evaluation import Evaluation
 from esper.training.resume import continued, find_checkpoint
 from esper.training.trainer import Trainer
 
-WORDS = ["hosts=4", "steps=3", "updates=1", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8", "task.batch_size=512"]
+WORDS = ["hosts=4", "steps=3", "updates=1", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8", "task.epoch_samples=128"]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from esper.lab.power import Spread
 from esper.lab.report import differences
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
 from esper.stats import paired
+from esper.stats.intervals import UNKNOWN
 from esper.stats.verdict import Conclusion
 
 
@@ -39,7 +40,6 @@ def compared(
     ]
     for run in runs[len(runs) - missing :]:
         run.updates = 2
-    monkeypatch.setattr(paired, "RESAMPLES", 199)
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
     monkeypatch.setattr(S, "objective_of", lambda *_: CLASSIFICATION)
     monkeypatch.setattr(S, "anomalies", lambda *_: list(warnings))
@@ -173,15 +173,16 @@ def test_without_a_plan_everything_is_exploratory(monkeypatch: pytest.MonkeyPatc
 
 
 def test_outcome_shopping_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 60 null experiments with nine outcomes, only the planned one can be claimed to differ.
+    """Of 40 null experiments with nine outcomes, only the planned one can be claimed to differ.
 
     Shopping over the p values of all outcomes would have claimed something in many more.
     """
-    rng, experiments = np.random.default_rng(19), 60
+    rng, experiments = np.random.default_rng(19), 40
     noise = np.zeros((2, 12))
     compared(monkeypatch, {"a": noise[0], "b": noise[1]})
     table: dict[tuple[str, int], dict[str, float]] = {}
     monkeypatch.setattr(J, "score", lambda run, *_, **__: table[run.arm, run.block])
+    monkeypatch.setattr(paired, "improvement_interval", lambda *_, **__: UNKNOWN)  # no verdict depends on it
     claimed = shopped = 0
     for _ in range(experiments):
         draws = 50 + rng.standard_normal((2, 12, len(OUTCOMES)))
@@ -192,8 +193,8 @@ def test_outcome_shopping_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         assert {verdict for name, verdict in verdicts.items() if name != "accuracy"} == {Conclusion.exploratory}
         claimed += verdicts["accuracy"] is Conclusion.better
         shopped += any(found.difference.p < 0.05 for found in results.values())
-    assert claimed <= 7, "5 % are 3; more than 7 come by chance once in 90"
-    assert shopped > 0.2 * experiments
+    assert claimed <= 5, "5 % are 2; more than 5 come by chance once in 70"
+    assert shopped > 0.15 * experiments
 
 
 def test_collapsed_runs_are_named_with_their_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from esper.lab.design import AA_CONTROL, Claims, Design
 from esper.lab.report import differences, show, summary, tables, write
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
 from esper.lab.tables import latex
-from esper.stats import paired
 
 ARMS = ("a", "b", AA_CONTROL)
+_found: list[S.Comparison] = []
+"""The comparison, made once: the tests change copies."""
 FILES = ["report.html", "comparison.json", "comparison.csv", "differences.csv", "differences.tex", "hosts.csv", "seeds.csv"]
 
 
@@ -46,7 +48,6 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
         for arm in ARMS
         for block in range(12)
     ]
-    monkeypatch.setattr(paired, "RESAMPLES", 199)
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
     monkeypatch.setattr(S, "objective_of", lambda *_: CLASSIFICATION)
     monkeypatch.setattr(S, "anomalies", lambda *_: [])
@@ -65,7 +66,9 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
     monkeypatch.setattr(J, "score", scored)
     monkeypatch.setattr(J, "score_baselines", baselines)
     monkeypatch.setattr("esper.lab.figures.records_of", lambda _: [])
-    return S.compare([], CompareConfig(baselines=["wait"], final=True))
+    if not _found:
+        _found.append(S.compare([], CompareConfig(baselines=["wait"], final=True)))
+    return deepcopy(_found[0])
 
 
 def test_the_decisive_outcome_comes_first(found: S.Comparison) -> None:

@@ -2,16 +2,16 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from joblib.externals.loky.backend import context
 
-from esper import compare as C
 from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.growth.objective import CLASSIFICATION, Numbers, RegressionLoss
@@ -30,10 +30,9 @@ from esper.lab.scoring import (
     training_scores,
     unseen_kinds,
 )
-from esper.plugins import load_plugins
 from esper.task.digits import DigitsConfig
 from esper.training.trainer import Trainer
-from tests.lab.small_runs import TINY
+from tests.forked import in_fork
 
 
 def test_scores_are_cached(experiment: Path) -> None:
@@ -62,8 +61,7 @@ def test_scores_keep_the_code_version_of_each_controller(
     experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An old file has one for all of them, which a baseline that is added later does not change."""
-    folder = tmp_path / "copy"  # whose scores no other test reads
-    shutil.copytree(experiment, folder)
+    folder = shutil.copytree(experiment / "shaped", tmp_path / "shaped")  # whose scores no other test reads
     run = next(run for run in find_runs([folder]) if run.finished)
     score(run, 2)
     path = scored_file(run, 2)
@@ -75,7 +73,10 @@ def test_scores_keep_the_code_version_of_each_controller(
     versions = {name: version["source"] for name, version in read_scores(run, path)["esper"].items()}
     assert versions.pop("random") == versions.pop("wait") != "before"
     assert {*versions.values()} == {"before"}
-    assert any("scored by different code versions" in one for one in compare([folder], CompareConfig(hosts=2)).warnings)
+    assert any(
+        "scored by different code versions" in one
+        for one in compare([folder], CompareConfig(hosts=2, baselines=["random"])).warnings
+    )
 
 
 def test_scores_on_other_data_are_not_mixed(experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,8 +123,7 @@ def test_what_hosts_learn_is_what_their_task_builds(experiment: Path, monkeypatc
 
 
 def test_online_accuracy_is_measured_when_it_is_the_outcome(experiment: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "copy"  # whose scores no other test reads
-    shutil.copytree(experiment, folder)
+    folder = shutil.copytree(experiment / "shaped", tmp_path / "shaped")  # whose scores no other test reads
     found = compare([folder], CompareConfig(outcome="online", hosts=2, baselines=["wait"]))
     values = found.values("online")
     assert values["wait"].notna().all()
@@ -169,50 +169,6 @@ def test_damaged_files_are_one_sentence(experiment: Path, tmp_path: Path) -> Non
         find_runs([copy])
 
 
-PLUGIN = """
-from dataclasses import dataclass
-
-import esper
-from esper.reward.modes import SparseConfig
-
-
-@dataclass(kw_only=True, slots=True)
-class FreeConfig(SparseConfig):
-    \"\"\"A reward from outside.\"\"\"
-
-
-esper.register("reward", "free", FreeConfig)
-"""
-
-
-@pytest.mark.usefixtures("own_parts")
-def test_workers_give_the_scores_of_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The workers import the plugin that the runs recorded."""
-    plugin = tmp_path / "free_reward.py"
-    plugin.write_text(PLUGIN)
-    load_plugins([str(plugin)])
-    first, second = tmp_path / "by_1", tmp_path / "by_2"
-    for seed in (1, 2):
-        Trainer(check([*TINY, "reward=free", f"plugins=[{plugin}]", f"seed={seed}"]), first / f"{seed}").run()
-    shutil.copytree(first, second)
-    tables: list[list[float]] = []
-    for workers, folder in enumerate((first, second), start=1):
-        C.main([str(folder), "hosts=2", "baselines=[wait]", f"workers={workers}"])
-        shown = capsys.readouterr().out
-        assert re.search(r"scored 1 of 2: \S+, about \d+ (s|min) left\n", shown)
-        assert "scored 2 of 2" in shown
-        cells = json.loads((folder / "comparison.json").read_text())["outcomes"]
-        tables.append([float("nan") if cell["value"] is None else cell["value"] for cell in cells])
-    assert np.isfinite(tables[0]).any()
-    assert tables[0] == pytest.approx(tables[1], nan_ok=True)
-    for run in find_runs([second]):
-        scored_file(run, 2).write_text("[")
-    with pytest.raises(SystemExit) as ended:
-        C.main([str(second), "hosts=2", "baselines=[wait]", "workers=2"])
-    assert ended.value.code == 2
-    assert "is damaged: remove it, and the run is scored again" in capsys.readouterr().err
-
-
 class Deadly(Scoring):
     """A scoring that kills its process."""
 
@@ -230,7 +186,22 @@ def test_scoring_starts_no_more_processes_than_runs(experiment: Path, monkeypatc
     assert started == [len(runs)]
 
 
-def test_a_killed_worker_is_one_sentence(experiment: Path) -> None:
-    runs = [run for run in find_runs([experiment]) if run.finished]
-    with pytest.raises(ConfigError, match="killed, most likely out of memory: set workers below 2; runs scored so far are kept"):
-        list(score_all(runs, Deadly(hosts=2, baselines=(), arm="shaped"), workers=2))
+def test_a_killed_worker_and_a_damaged_file_in_one_are_one_sentence(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "_DEFAULT_START_METHOD", "fork")  # so that workers find everything imported
+
+    def scored_by(scoring: Scoring, folder: Path) -> dict[str, Any]:
+        runs = [run for run in find_runs([folder]) if run.finished]
+        return {"scores": list(score_all(runs, scoring, workers=2))}
+
+    killed = "killed, most likely out of memory: set workers below 2; runs scored so far are kept"
+    with pytest.raises(ConfigError, match=killed):
+        in_fork(lambda: scored_by(Deadly(hosts=2, baselines=(), arm="shaped"), experiment))
+    folder = shutil.copytree(experiment / "shaped", tmp_path / "shaped")
+    fine = Scoring(hosts=2, baselines=(), arm="shaped")
+    assert len(in_fork(lambda: scored_by(fine, folder))["scores"]) == 2
+    for run in find_runs([folder]):
+        scored_file(run, 2).write_text("[")
+    with pytest.raises(ConfigError, match="is damaged: remove it, and the run is scored again"):
+        in_fork(lambda: scored_by(fine, folder))

@@ -139,8 +139,8 @@ def test_outcomes_that_cannot_be_tuned(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_tuning_runs_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny = ["updates=1", "hosts=4", "steps=2", "task.batch_size=1000", "telemetry=quiet", "agent.minibatches=1", "score_hosts=2"]
-    tiny += ["blueprint=[norm]", "agent.epochs=1"]
+    tiny = ["updates=1", "hosts=4", "steps=2", "task.epoch_samples=128", "telemetry=quiet", "score_hosts=2"]
+    tiny += ["blueprint=[norm]", "agent.minibatches=1", "agent.epochs=1"]
     overrides = [
         "sweep=tune",
         "optimiser.learning_rate=tag(log, interval(1e-4, 1e-1))",

@@ -17,7 +17,7 @@ def test_it_is_scipys_interval():
 
 def test_it_covers_the_true_mean_as_often_as_it_says():
     rng = np.random.default_rng(1)
-    intervals = [mean_interval(rng.normal(1, 1, 8)) for _ in range(2000)]
+    intervals = [mean_interval(rng.normal(1, 1, 8)) for _ in range(1000)]
     assert np.mean([interval.low <= 1 <= interval.high for interval in intervals]) == pytest.approx(0.95, abs=0.02)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.forked import run_forked
-from tests.telemetry.tracker_fixtures import ALL, in_fork, mlflow_tables, no_network, warm  # noqa: F401  (fixtures)
+from tests.forked import in_fork, run_forked
+from tests.telemetry.tracker_fixtures import ALL, mlflow_tables, no_network, warm  # noqa: F401  (fixtures)
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "trackers"
 SHOWN = {"csv": "run 0  run 1", "mlflow": "seed 2, return", "wandb": "policy/return", "aim": "seed 2: 1: "}

@@ -20,7 +20,8 @@ from esper.telemetry.jsonl import read_records
 from esper.telemetry.tracker import Tracker, TrackerConfig, TrackerError, file_of
 from esper.telemetry.writers import WRITERS
 from esper.training.trainer import Trainer
-from tests.telemetry.tracker_fixtures import SMALL, in_fork, needs, no_network, warm  # noqa: F401
+from tests.forked import in_fork
+from tests.telemetry.tracker_fixtures import SMALL, needs, no_network, warm  # noqa: F401
 
 RUNS: dict[str, dict[str, Any]] = {}
 """What the board holds, by the name of the run."""

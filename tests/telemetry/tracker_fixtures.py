@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from esper.cli.overrides import check
 from esper.telemetry.csv import read_table
 from esper.telemetry.jsonl import recorded_updates
 from esper.training.trainer import Trainer
-from tests.forked import run_forked
+from tests.forked import in_fork, run_forked
 
 SMALL = ["env=sandbox", "hosts=4", "steps=4", "agent.minibatches=2", "agent.hidden=8", "agent.baseline=critic", "telemetry=quiet"]
 RICH = {
@@ -183,26 +182,6 @@ def aim_run(folder: Path, id: str) -> dict[str, Any]:
         return {name: getattr(run, name) for name in names} | run[...] | {"points": points}
 
     return in_fork(look)
-
-
-def in_fork(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what a function returns in a fork of this process."""
-    reader, writer = os.pipe()
-    if (child := os.fork()) == 0:
-        try:
-            found = pickle.dumps(look())
-        except BaseException as error:
-            found = pickle.dumps(error)
-        with os.fdopen(writer, "wb") as file:
-            file.write(found)
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as file:
-        found = pickle.load(file)
-    os.waitpid(child, 0)
-    if isinstance(found, BaseException):
-        raise found
-    return found
 
 
 def unique(values: list[tuple[int, str, float]]) -> Table:
