@@ -42,6 +42,7 @@ def main() -> None:
     hosts, rounds, more = given.hosts, given.rounds, list[str]()
     if given.quick:
         hosts, rounds, more = 4, 1, ["steps=6", "task.pretrain=1", "task.pretrain_pool=2", "task.events.kinds=[]"]
+        more += ["task.epoch_samples=128", "task.valid_samples=64"]
     torch.set_num_threads(1)
     with TemporaryDirectory() as folder:
         common = [f"task={given.task}", f"task.pretrain_folder={folder}", f"hosts={hosts}", *more]

@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few hosts, one update: checks the script, measures nothing")
     given = parser.parse_args()
     if given.quick:
-        given.hosts, given.updates, given.rounds = 8, 1, 2
+        given.hosts, given.steps, given.updates, given.rounds = 8, 6, 1, 2
     torch.set_num_threads(1)
     names = [given.only] if given.only else ["ours", "sb3"]
     puzzle = SandboxRules(num_steps=given.steps)

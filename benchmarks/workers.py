@@ -10,6 +10,7 @@ benchmarks/README.md.
 """
 
 import argparse
+import os
 import pickle
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import ray
 import torch
 from env_overhead import BLUEPRINTS, step
 from paired_timing import claim, in_turn, print_comparison, timed
@@ -94,7 +96,7 @@ def make(num_hosts: int, epochs: int, cluster: ClusterConfig) -> GrowthEnv:
 def compare(num_hosts: int, epochs: int, workers: int) -> None:
     """Time an epoch in one process and in workers, with one core per worker, and print the bytes of a step."""
     limit_cores(workers)
-    crew = CountingCrew(RayClusterConfig(workers=workers))
+    crew = CountingCrew(RayClusterConfig(workers=workers))  # in the Ray that `main` started
     envs = {"one process": make(num_hosts, epochs, LocalConfig()), "workers": make(num_hosts, epochs, Counted(crew=crew))}
     crew.sent = crew.received = 0
     timings = in_turn({name: partial(step, env) for name, env in envs.items()}, epochs)
@@ -167,11 +169,14 @@ def main() -> None:
     if given.quick:
         given.hosts, given.epochs, given.workers, given.sizes, repetitions = 2, 2, 1, [1], 3
     torch.set_num_threads(1)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(num_cpus=max(given.workers, *given.sizes), include_dashboard=False, logging_level="WARNING")
     begun = time.perf_counter()
     compare(given.hosts, given.epochs, given.workers)
     worker = round_trips(given.sizes, repetitions)
     model(worker, of_a_host(4 * given.hosts, repetitions))
     print(f"took {time.perf_counter() - begun:.0f} s")
+    ray.shutdown()
 
 
 if __name__ == "__main__":

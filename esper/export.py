@@ -101,12 +101,12 @@ def main(arguments: list[str]) -> None:
         name = f"update_{about['updates']:06d}_host_{asked.host}_of_{asked.hosts}_episode_{asked.episode}_{asked.controller}"
         folder = run / EXPORT / "_".join(filter(None, [name, slug(overrides)]))
         with writing_reports(run):
-            folder.mkdir(parents=True, exist_ok=True)
             worst = write(network, samples, folder, asked.format, about)
         seeds = ", ".join(f"{seed['blueprint']} in {seed['slot']}" for seed in about["seeds"]) or "no seeds"
         print(f"host {asked.host} with {seeds}: test accuracy {about['test_accuracy']:.1f} %, {about['parameters']} parameters")
         print(f"files: {folder}")
-        print(f"reloaded, its outputs have a relative error of at most {worst:.0e} on {len(samples)} test samples")
+        error = f"have a relative error of at most {worst:.0e}" if worst else "are the same"
+        print(f"reloaded, its outputs {error} on {len(samples)} test samples")
         if path.parent.name == CHECKPOINTS:
             from_plain(load_run(path)["config"]).telemetry.attach(run, files_of(folder))
 

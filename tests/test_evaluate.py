@@ -25,7 +25,7 @@ from esper.training.trainer import Trainer
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     overrides = ["hosts=4", "steps=3", "updates=1", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8"]
-    Trainer(check(overrides), folder).run()
+    Trainer(check([*overrides, "task.epoch_samples=256", "task.valid_samples=100"]), folder).run()
     return folder
 
 

@@ -76,7 +76,7 @@ def test_a_row_of_the_results(name: str, parameters: str, own: str, return_: str
     assert int(parameters) == round(policy_record("parameters")[ARMS[name]].mean())
     for outcome, shown in (("return", return_), ("accuracy", accuracy)):
         table = policy_record(outcome)
-        assert_interval(shown, table["ppo"] - table[ARMS[name]])
+        assert_interval(shown, table[ARMS[name]] - table["ppo"])
 
 
 def test_the_best_controller_by_hand_is_named() -> None:
@@ -91,6 +91,7 @@ def test_sentences_of_the_results() -> None:
     assert f"test accuracy rises from {means['wait']:.1f} to {means['ppo']:.1f} %" in README
     assert f"One large seed in every host reaches {means['fixed_seed']:.1f} %" in README
     assert int(own) == round(policy_record("parameters")["ppo"].mean())
+    assert f"(`ppo`), the default** | {own} | {means['ppo']:.1f} | | |\n" in README
     mean = policy_record("return").mean()
     assert int(share) == round(100 * (mean["ppo"] - mean["wait"]) / (mean["oracle"] - mean["wait"]))
 

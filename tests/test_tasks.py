@@ -53,7 +53,8 @@ def fashion_files(folder):
 
 
 def test_digits_with_hosts_that_differ(tmp_path):
-    train(tmp_path, "task=digits", "experiment=mixed_instances", "hosts=8", "agent.minibatches=2", updates=2)
+    few = ["hosts=8", "agent.minibatches=2", "task.epoch_samples=256"]
+    train(tmp_path, "task=digits", "experiment=mixed_instances", *few, updates=2)
 
 
 def test_digits_mlp(tmp_path):

@@ -149,14 +149,21 @@ def write(network: nn.Module, samples: Tensor, folder: Path, form: str, about: M
     Args:
         network: module in evaluation mode, on the CPU.
         samples: at least three samples to compare outputs on.
-        folder: folder of the files, which exists.
+        folder: folder of the files, created if it is missing; not left behind empty.
         form: name of the format.
         about: content of `topology.json`.
 
     Raises:
         ConfigError: a library is missing, or the outputs differ by more than `TOLERANCE`.
     """
-    again = FORMATS[form](captured(network, samples[:2]), folder)
+    missing = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        again = FORMATS[form](captured(network, samples[:2]), folder)
+    except BaseException:
+        if missing and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
     with torch.no_grad():
         pairs = [(network(part), again(part)) for part in (samples, samples[:1])]
     worst = max(float((one - other).abs().max() / one.abs().max().clamp(min=1e-12)) for one, other in pairs)

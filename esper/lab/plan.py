@@ -190,7 +190,7 @@ def announce(found: Design, folder: Path) -> list[str]:
         )
     if found.blocks < plan.looks[0]:
         more = command_of(found, folder, blocks=plan.looks[0])
-        lines.append(f"blocks={found.blocks} is below the first look; to get a verdict later, run: {more}")
+        lines.append(f"blocks={found.blocks} are too few for a verdict, which takes {plan.looks[0]}; for one, run: {more}")
     if found.blocks > plan.looks[-1]:
         lines.append(f"blocks from {plan.looks[-1]} on are beyond the last planned look: they enter no verdict")
     return lines

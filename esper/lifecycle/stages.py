@@ -39,6 +39,10 @@ class Stage(IntEnum):
     EMBARGOED = 7
     """Empty and temporarily closed."""
 
+    def __str__(self) -> str:
+        """Return the name, as in `training`."""
+        return self.name.lower()
+
 
 class Op(IntEnum):
     """Operations of a controller, one per host and host epoch."""

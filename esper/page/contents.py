@@ -113,8 +113,8 @@ def gather(folder: Path, hosts: int | None = None) -> Contents:
     update, held_out = traced_evaluation(folder, hosts)
     tables = {name: costs.with_flops(read_trace(path), prices) for name, path in held_out.items() if name in NAMES}
     history = [one | {"command": _repeatable(one["command"])} for one in read(folder / FILE)]
-    if (status := status_of(folder, config, state["update"], history)).state == "killed":
-        history[-1]["status"] = "killed"
+    status = status_of(folder, config, state["update"], history)
+    _mark_killed(history if status.state == "killed" else history[:-1])  # a later command resumed what a kill ended
     evaluated, shown = richest(found := evaluations(folder)), _grown(tables.get)
     worth, after = _most_hosts(shown, update, largest(found))
     baseline, traces = _baseline(evaluated, after), _traces(folder, tables, update)
@@ -223,11 +223,20 @@ def _comparison(evaluated: Evaluated | None, score: str) -> ControllerTable | No
     )
 
 
+def _mark_killed(history: list[dict[str, Any]]) -> None:
+    """Mark commands that have ended without a record of their end."""
+    for one in history:
+        if one["status"] == "running":
+            one["status"] = "killed"
+
+
 def _repeatable(command: str) -> str:
-    """Return a recorded command as it is typed for another run: without the folder, which this run has taken."""
+    """Return a recorded command as it is typed for another run: without the folder, which this run has taken, and without what
+    the command added itself."""
     script, *arguments = shlex.split(command)
     module = f"python -m esper.{script.removesuffix('.py')}" if script == "train.py" else script
-    return " ".join([module, *(shlex.quote(one) for one in arguments if not one.startswith("hydra.run.dir="))])
+    ours = ("hydra.run.dir=", "hydra.output_subdir=")
+    return " ".join([module, *(shlex.quote(one) for one in arguments if not one.startswith(ours))])
 
 
 def _metrics(folder: Path) -> list[dict[str, float]]:

@@ -19,6 +19,8 @@ from esper.telemetry.traces import Table
 
 MOST_KINDS = 8
 """Most kinds of hosts that are told apart."""
+FEW = 5
+"""Seeds from which a most frequent choice is named."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,11 +128,17 @@ def habits(table: Table, part: str = "part") -> list[str]:
     by_kind: dict[str, Counter[str]] = {}
     for one in planted:
         by_kind.setdefault(condensed(str(one["kind"])), Counter())[f"{one['blueprint']} in {one['slot']}"] += 1
-    if 1 < len(by_kind) <= MOST_KINDS:
+    if 1 < len(by_kind) <= MOST_KINDS and all(map(_has_favourite, by_kind.values())):
         alike = len({counts.most_common(1)[0][0] for counts in by_kind.values()}) == 1
         choice = "is the same for all kinds of hosts" if alike else "differs between kinds of hosts (see the table)"
         sentences.append(f"Its most frequent choice {choice}.")
     return sentences
+
+
+def _has_favourite(counts: Counter[str]) -> bool:
+    """Return whether these seeds are enough to name a most frequent choice, and one choice is."""
+    first, second = (*(count for _, count in counts.most_common(2)), 0)[:2]
+    return counts.total() >= FEW and first > second
 
 
 def slot_words(slot: str, part: str) -> list[str]:
@@ -139,7 +147,8 @@ def slot_words(slot: str, part: str) -> list[str]:
     if not found:
         return []
     where = f"row {found[1]}, column {found[2]}"
-    return [f"Slot {slot} ({where}) is a place for a seed in {part} {found[2]} of the host. All are counted from 0."]
+    rest = f"Rows, columns and {part}s are counted from 0."
+    return [f"Slot {slot} ({where}) is a place for a seed in {part} {found[2]} of the host. {rest}"]
 
 
 def kind_words(kind: str, part: str) -> str:
@@ -181,10 +190,7 @@ def kinds(table: Table, never: Table) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name in names:
         means = [_mean(gain_N[kind_N == name]) for gain_N in gains.values()]
-        most = [
-            f"{choice} ({percent(count / chosen[name].total())} of {counted(chosen[name].total(), 'seed')})"
-            for choice, count in chosen[name].most_common(1)
-        ]
+        most = [f"{choice} ({count} of {counted(chosen[name].total(), 'seed')})" for choice, count in chosen[name].most_common(1)]
         rows.append((name, str(int((kind_N == name).sum())), *means, *(most or ["nothing"])))
     return rows
 

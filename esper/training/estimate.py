@@ -100,7 +100,7 @@ class Estimate:
     def line(self, done: int = 0) -> str:
         """Return the estimate as one line, without the host epochs that are done."""
         size = f" of {self.parameters:,} parameters" if self.parameters is not None else ""
-        before = f", and {self.pretraining:,} before the first episode unless kept" if self.pretraining else ""
+        before = f", and {self.pretraining:,} more to pretrain the hosts, unless an earlier run did" if self.pretraining else ""
         left = max(0, self.epochs - done)
         return (
             f"{counted(self.hosts, 'host')}{size}, about {in_bytes(self.bytes)} of memory; {counted(left, 'host epoch')}{before}"

@@ -31,7 +31,7 @@ from esper.lifecycle.stages import EMPTY, BoolArray, SlotState, Stage, empty
 from esper.measure.potential import SlotSensor
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
 from esper.wrappers.growing_slot import IN_LOOP, OFF, GrowingSlot, OneInput, SeedRole, evaluating, on_cpu, slot_gradients
-from esper.wrappers.refusal import check_weight, refusal, warn_of_several_processes
+from esper.wrappers.refusal import check_weight, refusal, warn_of_no_epoch, warn_of_several_processes
 from esper.wrappers.score import Contribution, Score, difference, mean_score
 from esper.wrappers.seed_groups import SeedGroups
 from esper.wrappers.topology import able_in, blueprint_for, choice, contents, described, label, restored, whole
@@ -247,6 +247,7 @@ class GrowableModule(nn.Module):
                 one value per sample, whose mean is the score and whose paired differences give the standard error. It runs
                 without gradients, in evaluation mode, once for the network and once per seed.
         """
+        warn_of_no_epoch({name: self.stage(name) for name in self._names})
         with evaluating(self), torch.no_grad():
             score_now, found = score(), dict[str, Contribution]()
             for name in filter(self.alpha, self._names):
@@ -303,7 +304,6 @@ class GrowableModule(nn.Module):
             raise ValueError(f"format={format!r} is not known: choose from {', '.join(FORMATS)}")
         if len(samples) < 3:
             raise ValueError(f"samples must be at least three, got {len(samples)}")
-        Path(folder).mkdir(parents=True, exist_ok=True)
         with evaluating(self):
             with torch.no_grad():
                 self(samples)  # a wrong shape fails here, in one line

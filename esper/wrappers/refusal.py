@@ -1,6 +1,7 @@
 """Why an operation is not permitted, or is not what it seems."""
 
 import warnings
+from collections.abc import Mapping
 
 import torch
 
@@ -9,7 +10,7 @@ from esper.lifecycle.stages import Stage
 NEEDS = {
     "germinate": "the slot must be dormant and in use (rules), and the limit rules.max_seeds not reached",
     "advance": "a seed leaves training after gates.min_training epochs, blending at alpha 1, holding once it was measured",
-    "fossilize": "the seed must be holding, with a contribution measured by contributions()",
+    "fossilize": "the seed must be holding, so its alpha must be 1 (set_alpha), and its contribution measured by contributions()",
     "set_alpha": "the seed must be blending or holding, with alpha at its target",
     "switch": "the slot must hold a fossil, and rules.switchable must be true",
     "prune": "the slot must hold a seed that is not a fossil and is at least rules.min_prune_age epochs old",
@@ -26,8 +27,18 @@ def refusal(doing: str, slot: str, stage: Stage, age: int) -> str:
         stage: its stage.
         age: age of the stage [epochs].
     """
-    here = f"{stage.name.lower()} (age {age})"
-    return f"{doing} is not permitted in slot {slot}, which is {here}: {NEEDS[doing]} (docs/lifecycle.md)"
+    return f"{doing} is not permitted in slot {slot}, which is {stage} (age {age}): {NEEDS[doing]} (docs/lifecycle.md)"
+
+
+def warn_of_no_epoch(stages: Mapping[str, Stage]) -> None:
+    """Warn of seeds that are not computed yet, whose contributions are asked for."""
+    waiting = [name for name, stage in stages.items() if stage is Stage.GERMINATED]
+    if waiting:
+        warnings.warn(
+            f"no epoch has begun since the seed in slot {', '.join(waiting)} was planted, so it has no contribution: call "
+            "net.begin_epoch() before each epoch of training",
+            stacklevel=3,
+        )
 
 
 def check_weight(alpha: float, *, above: float | None = None) -> None:

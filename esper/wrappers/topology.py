@@ -66,7 +66,7 @@ def blueprint_for(given: str | BlueprintConfig, slot: SlotSpec) -> BlueprintConf
     given.check("blueprint")
     obstacle = "it is not plantable" if not given.plantable else given.obstacle(slot)
     if obstacle:
-        raise ValueError(f"{type(given).__name__} cannot grow in slot {slot.name}: {obstacle}")
+        raise ValueError(f"{described(given)['name']} cannot grow in slot {slot.name}: {obstacle}")
     return given
 
 

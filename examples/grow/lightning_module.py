@@ -56,4 +56,4 @@ if __name__ == "__main__":
     trainer = lightning.Trainer(max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False)
     model = Growing(data[:2][0])
     trainer.fit(model, DataLoader(train, batch_size=64, shuffle=True), DataLoader(val, batch_size=600))
-    print(f"accuracy {100 * trainer.logged_metrics['accuracy']:.1f} %, stage: {model.net.stage('features').name.lower()}")
+    print(f"accuracy {100 * trainer.logged_metrics['accuracy']:.1f} %, stage: {model.net.stage('features')}")

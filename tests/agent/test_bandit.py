@@ -22,7 +22,7 @@ from esper.training.play import play
 from esper.training.trainer import Trainer
 from tests.agent.toy_envs import blank, make_spec, random_observation
 
-TINY = ["hosts=4", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=100"]
+TINY = ["hosts=4", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=128", "task.valid_samples=100"]
 SPEC = make_spec(hosts=64, slots=2, blueprints=2)
 
 

@@ -23,7 +23,7 @@ from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer
 from tests.agent.staged import SPEC, see
 
-TINY = ["hosts=4", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=100"]
+TINY = ["hosts=4", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=128", "task.valid_samples=100"]
 NEW_N = np.zeros(4, np.bool_)
 FREE = {Op.GERMINATE: [0, 1, 2]}
 

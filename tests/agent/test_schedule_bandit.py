@@ -19,7 +19,7 @@ from esper.training.trainer import Trainer
 from tests.agent.staged import SPEC, see
 
 NOWHERE_N = np.zeros(4, np.bool_)
-TINY = ["hosts=2", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=100"]
+TINY = ["hosts=2", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=128", "task.valid_samples=100"]
 
 
 def newborn(slots: list[int]) -> Observation:

@@ -121,16 +121,14 @@ def play(agent: PPO, env: ToyEnv, *, greedy: bool = False, always_init: bool = F
     return rollout
 
 
-def learn(
-    env: ToyEnv, updates: int, *, seed: int = 0, always_init: bool = False, kind: type[PPOConfig] = PPOConfig, **config: Any
-) -> PPO:
+def learn(env: ToyEnv, updates: int, *, seed: int = 0, kind: type[PPOConfig] = PPOConfig, **config: Any) -> PPO:
     """Return a small policy after a number of updates."""
     torch.set_num_threads(1)
     small = replace(kind(hidden=16, slot_width=16, learning_rate=1e-2, minibatches=2), **config)
     agent = small.build(env.spec, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for update in range(updates):
-        agent.update(play(agent, env, always_init=always_init), progress=update / updates, generator=generator)
+        agent.update(play(agent, env), progress=update / updates, generator=generator)
     return agent
 
 

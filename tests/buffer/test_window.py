@@ -143,7 +143,7 @@ def test_joined_rollouts_stand_side_by_side() -> None:
 
 WINDOW = [
     *("env=sandbox", "buffer=window", "buffer.rollouts=3", "agent.baseline=critic", "agent.twins=1"),
-    *("hosts=8", "steps=4", "agent.hidden=8", "telemetry=quiet"),
+    *("hosts=8", "steps=4", "agent.hidden=8", "agent.epochs=2", "telemetry=quiet"),
 ]
 
 

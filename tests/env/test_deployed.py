@@ -42,8 +42,8 @@ from esper.training.estimate import estimate
 from tests.env_fixtures import BLUEPRINTS
 
 HOSTS_OF: dict[str, tuple[TaskConfig, HostConfig]] = {
-    "cnn": (DigitsConfig(batch_size=256), CNNConfig(frozen=True)),
-    "mlp": (DigitsConfig(batch_size=256), MLPConfig(frozen=True)),
+    "cnn": (DigitsConfig(batch_size=256, epoch_samples=256), CNNConfig(frozen=True)),
+    "mlp": (DigitsConfig(batch_size=256, epoch_samples=256), MLPConfig(frozen=True)),
     "transformer": (PythonTextConfig(epoch_samples=128, valid_samples=32), TransformerConfig(frozen=True)),
 }
 DENSE = {"lora": LoraConfig(), "mlp_small": MLPSeedConfig()}
@@ -366,4 +366,4 @@ def test_the_estimate_counts_pretraining():
     plain, deep = (estimate(check(["task=digits", *more])) for more in ([], ["task.pretrain=5", "task.pretrain_pool=100000"]))
     assert (plain.pretraining, deep.pretraining) == (0, 500_000)
     assert deep.bytes > plain.bytes + 1e9
-    assert "500,000 before the first episode" in deep.line()
+    assert "500,000 more to pretrain the hosts, unless an earlier run did" in deep.line()

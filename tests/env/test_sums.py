@@ -29,7 +29,7 @@ STEPS = 12
 
 
 def env_of(incubation, *, frozen, hosts=5):
-    task, host = DigitsConfig(batch_size=256, events=DRIFTS), CNNConfig(frozen=frozen)
+    task, host = DigitsConfig(batch_size=256, epoch_samples=256, valid_samples=100, events=DRIFTS), CNNConfig(frozen=frozen)
     parts = EnvParts(
         task=task,
         host=host,

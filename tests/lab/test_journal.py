@@ -25,7 +25,14 @@ ASKED = ("hosts=2", "controllers=[policy,wait]", "schedules=true", "search_per_h
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     overrides = ["hosts=2", "steps=2", "updates=1", "telemetry=quiet", "agent.minibatches=1", "agent.twins=1", "agent.hidden=8"]
-    small = ["blueprint=norm", "slots=one", "agent.baseline=critic", "agent.standardize=false"]
+    small = [
+        "blueprint=norm",
+        "slots=one",
+        "agent.baseline=critic",
+        "agent.standardize=false",
+        "task.epoch_samples=128",
+        "task.valid_samples=64",
+    ]
     Trainer(check(overrides + small), folder).run()
     return folder
 

@@ -192,11 +192,13 @@ def test_every_launcher_has_an_example() -> None:
 
 @pytest.mark.parametrize("launcher", NEEDS)
 def test_launchers_run_alike_and_a_failure_ends_no_other_run(launcher: str, site: Path, plain: Path, tmp_path: Path) -> None:
-    """In the example of each launcher, with the parts of a package; the run that fails comes first."""
+    """In the example of each launcher, with the parts of a package and of a file; the run that fails comes first."""
     if not find_spec(NEEDS[launcher]):
         pytest.skip(f"{NEEDS[launcher]} is not installed")
     arms = f'arms={{fine: "{FINE}", broken: "task=cifar10_baseline task.root=nowhere"}}'
-    sweep = [arms, "blocks=1", f"root={ROOT_SEED}", "aa_control=false", "hydra.sweep.dir=out", *TINY, "devices=[cpu]"]
+    sweep = [arms, "blocks=1", f"root={ROOT_SEED}", "aa_control=false", "hydra.sweep.dir=out", *TINY[:3], "devices=[cpu]"]
+    sweep += [f"plugins=[{ROOT / 'tests/outside/my_parts.py'}]", "telemetry.writers=[jsonl,markdown,returns]"]
+    sweep += ["telemetry.page_hosts=0"]
     command, env = [EXAMPLES / f"{launcher}.sh", *sweep, *SMALL[launcher]], os.environ | environment(site, tmp_path)
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -206,6 +208,7 @@ def test_launchers_run_alike_and_a_failure_ends_no_other_run(launcher: str, site
     assert "; resume with: python -m esper.train -m sweep=ab" in last
     assert last.endswith("hydra.sweep.dir=out")
     assert "Traceback" not in done.stderr
+    assert (tmp_path / "out/fine/block-00/returns.csv").read_text(), "the writer of the file was found in a worker"
     measured, weights = read(tmp_path / "out/fine/block-00")
     expected, same = read(plain)
     assert measured == expected

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -192,15 +193,20 @@ def test_a_killed_worker_and_a_damaged_file_in_one_are_one_sentence(
     monkeypatch.setattr(context, "_DEFAULT_START_METHOD", "fork")  # so that workers find everything imported
 
     def scored_by(scoring: Scoring, folder: Path) -> dict[str, Any]:
-        runs = [run for run in find_runs([folder]) if run.finished]
-        return {"scores": list(score_all(runs, scoring, workers=2))}
+        runs, lines = [run for run in find_runs([folder]) if run.finished], list[str]()
+        return {"scores": list(score_all(runs, scoring, workers=2, log=lines.append)), "lines": lines}
 
     killed = "killed, most likely out of memory: set workers below 2; runs scored so far are kept"
     with pytest.raises(ConfigError, match=killed):
         in_fork(lambda: scored_by(Deadly(hosts=2, baselines=(), arm="shaped"), experiment))
     folder = shutil.copytree(experiment / "shaped", tmp_path / "shaped")
     fine = Scoring(hosts=2, baselines=(), arm="shaped")
-    assert len(in_fork(lambda: scored_by(fine, folder))["scores"]) == 2
+    for path in folder.rglob("scored_*"):
+        path.unlink()
+    found = in_fork(lambda: scored_by(fine, folder))
+    assert len(found["scores"]) == 2
+    assert re.search(r"^scored 1 of 2: \S+, about \d+ (s|min) left$", found["lines"][1])
+    assert found["lines"][2].startswith("scored 2 of 2")
     for run in find_runs([folder]):
         scored_file(run, 2).write_text("[")
     with pytest.raises(ConfigError, match="is damaged: remove it, and the run is scored again"):

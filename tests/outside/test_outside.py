@@ -63,17 +63,6 @@ def test_it_is_evaluated_and_transferred_without_naming_the_plugin(resumed: Path
     assert "random" in shown
 
 
-def test_a_sweep_over_parts_from_outside_in_workers(tmp_path: Path) -> None:
-    """By file, in processes of a launcher; the governor's limit of 0 nats rolls back every host in every epoch."""
-    file = f"plugins=[{HERE / 'my_parts.py'}]"
-    words = ["-m", file, *MINE, *TINY, "updates=1", "reward=thrifty,sparse", "telemetry.writers=[jsonl]", "governor.limit=0"]
-    output("train", *words, "hydra.sweep.dir=both", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", cwd=tmp_path)
-    first, second = (read_records(tmp_path / "both" / job / "metrics.jsonl")[0] for job in "01")
-    assert "reward/present" in first
-    assert "reward/present" not in second
-    assert first["governor/rollbacks_divergence"] == 2 * 4
-
-
 def test_help_and_mistakes_name_parts_from_outside(tmp_path: Path) -> None:
     shown = " ".join(output("train", "--help", "plugins=[my_parts]", cwd=tmp_path).split())
     for option in (

@@ -32,6 +32,8 @@ BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 OVERRIDES = [
     "hosts=4",
+    "task.epoch_samples=128",
+    "task.valid_samples=64",
     "steps=8",
     "updates=2",
     "telemetry=quiet",
@@ -228,8 +230,8 @@ def test_the_state_of_a_run_follows_its_record_and_its_lock(folder: Path, tmp_pa
     shutil.copytree(folder, copy)
     records = json.loads((copy / "run.json").read_text())
 
-    def page(status: str) -> str:
-        (copy / "run.json").write_text(json.dumps([records[0] | {"status": status}]))
+    def page(*statuses: str) -> str:
+        (copy / "run.json").write_text(json.dumps([records[0] | {"status": status} for status in statuses]))
         return write_page(copy, hosts=0, log=lambda line: None).read_text()
 
     killed = page("running")
@@ -245,6 +247,7 @@ def test_the_state_of_a_run_follows_its_record_and_its_lock(folder: Path, tmp_pa
     assert "stopped after update 2" in page("stopped")
     finished = page("finished")
     assert "killed" not in finished.split("<script")[0]
+    assert ", killed after update 2; esper" in page("running", "finished"), "a resume shows that the first command is gone"
     assert "grew the held-out hosts of this page" not in finished
 
 

@@ -116,7 +116,7 @@ def test_the_lead_compares_actions_and_says_what_growing_costs() -> None:
 
 def test_names_of_slots_and_kinds_are_explained() -> None:
     assert slot_words("r0c1", "block") == [
-        "Slot r0c1 (row 0, column 1) is a place for a seed in block 1 of the host. All are counted from 0."
+        "Slot r0c1 (row 0, column 1) is a place for a seed in block 1 of the host. Rows, columns and blocks are counted from 0."
     ]
     assert slot_words("s0", "block") == []
     assert "one letter per layer, in forward order: o for an intact layer" in kind_words("oxx noise=0.2", "layer")
@@ -131,8 +131,8 @@ def test_kinds_are_compared_with_never_growing() -> None:
     kind = {"kind": ["a", "a", "b", "b", "b", "b"]}
     never = table([10, 20, 30]) | kind
     assert kinds(table([12, 20, 31], "germinate") | kind, never) == [
-        ("a", "1", "+2.0", "+2.0", "conv in s0 (100 % of 1 seed)"),
-        ("b", "2", "+0.5 ± 6.4", "+0.5 ± 6.4", "conv in s0 (100 % of 2 seeds)"),
+        ("a", "1", "+2.0", "+2.0", "conv in s0 (1 of 1 seed)"),
+        ("b", "2", "+0.5 ± 6.4", "+0.5 ± 6.4", "conv in s0 (2 of 2 seeds)"),
     ]
     assert [row[-1] for row in kinds(table([12, 20, 31]) | kind, never)] == ["nothing", "nothing"]
     assert kinds(table([12, 20, 31]), never) == []
@@ -163,6 +163,19 @@ def test_plantings_are_counted_unless_they_are_refused() -> None:
     later = table([1, 2], "germinate")
     later["op"][2:], later["slot"][3], later["blueprint"][3] = ["wait", "germinate"], "s0", "conv"
     assert "1 of 2 seeds is planted in the first of 2 epochs." in habits(later), "an epoch is a whole number"
+
+
+def test_a_most_frequent_choice_takes_five_seeds_and_no_tie() -> None:
+    def habits_of(hosts: int, others: int = 0) -> str:
+        trace = table([1] * 2 * hosts, "germinate") | {"kind": [*"aabb"] * hosts}
+        for other in range(others):
+            trace["blueprint"][4 * other] = "norm"
+        return "".join(habits(trace))
+
+    assert "kinds of hosts" not in habits_of(4)
+    assert "is the same for all kinds of hosts" in habits_of(5)
+    assert "kinds of hosts" not in habits_of(6, others=3), "three of each"
+    assert "differs between kinds of hosts" in habits_of(6, others=4)
 
 
 def test_a_policy_that_has_become_worse_is_told_and_the_best_checkpoint_named() -> None:

@@ -289,6 +289,8 @@ def test_numbers_and_curves() -> None:
 # ---- in a real terminal
 
 CODE = """
+from esper.cli.rehearsal import stand_in
+stand_in()  # what it imports needs no torch
 import sys, time, types
 package = types.ModuleType("esper.telemetry")  # the room without its other files, which would load torch: seconds
 package.__path__ = [entry + "/esper/telemetry" for entry in sys.path]

@@ -17,7 +17,7 @@ from tests.telemetry.tracker_fixtures import ALL, mlflow_tables, no_network, war
 EXAMPLES = Path(__file__).parents[2] / "examples" / "trackers"
 SHOWN = {"csv": "run 0  run 1", "mlflow": "seed 2, return", "wandb": "policy/return", "aim": "seed 2: 1: "}
 """What each prints of its runs."""
-SMALL = ["env=sandbox", "hosts=4", "steps=6", "updates=1", "agent.minibatches=2", "agent.baseline=critic", "telemetry=quiet"]
+SMALL = ["env=sandbox", "hosts=4", "steps=6", "updates=1", "agent.epochs=1", "agent.baseline=critic", "telemetry=quiet"]
 
 
 def test_every_tracker_has_an_example() -> None:

@@ -22,7 +22,8 @@ from esper.telemetry.jsonl import recorded_updates
 from esper.training.trainer import Trainer
 from tests.forked import in_fork, run_forked
 
-SMALL = ["env=sandbox", "hosts=4", "steps=4", "agent.minibatches=2", "agent.hidden=8", "agent.baseline=critic", "telemetry=quiet"]
+SMALL = ["env=sandbox", "hosts=4", "steps=4", "agent.minibatches=2", "agent.epochs=1", "agent.hidden=8"]
+SMALL += ["agent.baseline=critic", "telemetry=quiet"]
 RICH = {
     "csv": "csv",
     "mlflow": "{mlflow:{experiment:growth,name:first,tags:{team:vision}}}",

@@ -86,13 +86,14 @@ def test_a_resumed_run_says_what_is_left_and_what_is_damaged(whole, tmp_path, ca
         ["agent.chunk=3", "agent.surrogate=per_head", "agent.wait_bias=-1"],
         ["optimiser=adamw", "optimiser.schedule=one_cycle", "optimiser.seeds.warmup_batches=3", "optimiser.micro_batches=2"],
         ["devices=[cpu]", "devices.cpu.precision=bf16"],
-        ["devices=[cpu]", "devices.cpu.precision=fp16", "task.epoch_samples=256", "task.valid_samples=100"],
+        ["devices=[cpu]", "devices.cpu.precision=fp16"],
     ],
     ids=["mlp", "options", "optimiser", "bf16", "fp16"],
 )
 def test_other_learners_resume_bit_for_bit_and_are_evaluated(overrides, tmp_path):
     def run(folder, updates):
-        asked = config(f"updates={updates}", "telemetry.detail_every=1", *overrides)
+        few = ["task.epoch_samples=256", "task.valid_samples=100", "telemetry.detail_every=1"]
+        asked = config(f"updates={updates}", *few, *overrides)
         Trainer(asked, tmp_path / folder).run()
         state = newest(tmp_path / folder)
         assert state["update"] == updates

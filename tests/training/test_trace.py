@@ -131,7 +131,7 @@ def test_a_damaged_trace_is_named(trace, tmp_path: Path, damage: bytes | None) -
 
 
 def test_a_resumed_run_has_the_traces_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    overrides = [*TINY, "telemetry.trace=true", "telemetry.detail_every=2"]
+    overrides = [*TINY, "telemetry.trace=true", "telemetry.detail_every=2", "task.epoch_samples=256", "task.valid_samples=100"]
     Trainer(check([*overrides, "updates=4"]), tmp_path / "whole").run()
     Trainer(check([*overrides, "updates=1"]), tmp_path / "resumed").run()
     write_trace(trace_of_update(tmp_path / "resumed", 2), {"version": [1]})  # of an update that a kill undid

@@ -163,11 +163,13 @@ def test_a_seed_lives_through_all_stages_as_in_a_host() -> None:
         net.begin_epoch()
         stages.append(net.stage("early"))
         net.contributions(lambda: -float(loss_of(net)()))
-    assert [one.name for one in stages] == ["GERMINATED", "TRAINING", "BLENDING", "HOLDING", "HOLDING", "HOLDING"]
+    assert [str(one) for one in stages] == ["germinated", "training", "blending", "holding", "holding", "holding"]
     assert net.alpha("early") == 1
     net.set_alpha("early", 0.5, ramp=1)
     net.begin_epoch()
     assert (net.stage("early"), net.alpha("early")) == (Stage.BLENDING, 0.5)
+    with pytest.raises(ValueError, match=r"which is blending .* the seed must be holding, so its alpha must be 1"):
+        net.fossilize("early")
     net.prune("early", ramp=2)
     net.begin_epoch()
     assert net.alpha("early") == 0.25
@@ -181,7 +183,7 @@ def test_fossils_are_kept_and_can_be_frozen_and_switched() -> None:
     net = grown(rules=SlotsConfig(min_prune_age=0, incubation=Incubation.none, fossils="frozen", switchable=True))  # pyright: ignore[reportArgumentType]
     active(net)
     net.advance("early")
-    with pytest.raises(ValueError, match="with a contribution measured by contributions"):
+    with pytest.raises(ValueError, match="its contribution measured by contributions"):
         net.fossilize("early")
     net.contributions(lambda: -float(loss_of(net)()))
     net.fossilize("early")
@@ -386,7 +388,6 @@ def test_a_grown_network_can_be_taken_away(tmp_path: Any) -> None:
     exec((tmp_path / "network.py").read_text(), names)
     torch.testing.assert_close(names["load"](tmp_path)(x), net.eval()(x))
     assert "esper" not in (tmp_path / "network.py").read_text().replace("grown by Esper", "")
-    assert '"blueprint": "conv_light"' not in (tmp_path / "topology.json").read_text()
     about = json.loads((tmp_path / "topology.json").read_text())
     assert [seed["name"] for seed in about["seeds"]] == ["conv_light"]
     assert about["input"] == {"shape": ["batch", *x.shape[1:]], "dtype": "float32"}
@@ -396,4 +397,4 @@ def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/howto/grow.md").read_text(), re.DOTALL)
     exec(code, {})
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines] == ["DORMANT"] * 2 + ["TRAINING"] * 2 + ["HOLDING"] * 2
+    assert [line.split()[1] for line in lines] == ["dormant"] * 2 + ["training"] * 2 + ["holding"] * 2

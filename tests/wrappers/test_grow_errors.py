@@ -1,8 +1,10 @@
 """Mistakes with `esper.grow` are one sentence, and change nothing."""
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import esper
+from esper.config import ConfigError
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
 from esper.seeds.blueprints.cnn import ConvLightConfig
@@ -41,7 +44,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "slot": (lambda: grown().stage("erly"), "there is no slot erly: choose from early, late; did you mean early?"),
     "blueprint": (lambda: grown().germinate("early", "conv_ligt"), "did you mean conv_light?"),
-    "blueprint elsewhere": (lambda: grown().germinate("early", "lora"), "LoraConfig cannot grow in slot early"),
+    "blueprint elsewhere": (lambda: grown().germinate("early", "lora"), "lora cannot grow in slot early"),
     "blend": (
         lambda: grown().germinate("early", "norm", blend="plus"),
         "blend='plus' is not known: choose from add, multiply, gate",
@@ -121,3 +124,24 @@ def test_a_checkpoint_of_other_slots_is_refused() -> None:
     other = esper.grow(module(), ["1"], batch()[0])
     with pytest.raises(ValueError, match="the checkpoint has the slots early, late, but this module has 1"):
         other.load_state_dict(grown().state_dict())
+
+
+def test_a_forgotten_begin_epoch_is_said() -> None:
+    net = grown()
+    assert net.contributions(lambda: 1.0) == {}
+    net.germinate("late", "norm")
+    with pytest.warns(UserWarning, match=r"the seed in slot late was planted, .* call net\.begin_epoch\(\) before each epoch"):
+        assert net.contributions(lambda: 1.0) == {}
+    net.begin_epoch()
+    assert net.contributions(lambda: 1.0).keys() == {"late"}
+
+
+def test_a_failed_export_leaves_no_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ConfigError, match="needs onnx, onnxscript and onnxruntime"):
+        grown().export(tmp_path / "new", batch()[0], format="onnx")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").mkdir()
+    with pytest.raises(ConfigError):
+        grown().export(tmp_path / "old", batch()[0], format="onnx")
+    assert (tmp_path / "old").exists()

@@ -92,13 +92,13 @@ class Memory(ToyEnv):
 
 
 def test_the_lstm_remembers_within_an_episode_only() -> None:
-    """A cue in step 0, and the choice it is for in step 11."""
-    spec = make_spec(hosts=64, steps=12, slots=1, blueprints=1)
+    """A cue in step 0, and the choice it is for in step 7."""
+    spec = make_spec(hosts=64, steps=8, slots=1, blueprints=1)
     env = Memory(spec, np.random.default_rng(0))
-    assert mean_return(learn(env, 40), env) > 0.95
-    forgetful = learn(env, 20, always_init=True)
-    assert np.mean([mean_return(forgetful, env, always_init=True) for _ in range(8)]) < 0.65
-    without = learn(env, 20, kind=PPOMLPConfig)
+    agent = learn(env, 40)
+    assert mean_return(agent, env) > 0.95
+    assert np.mean([mean_return(agent, env, always_init=True) for _ in range(8)]) < 0.65
+    without = learn(env, 10, kind=PPOMLPConfig)
     assert np.mean([mean_return(without, env) for _ in range(8)]) < 0.65
 
 

@@ -161,7 +161,7 @@ def random_start() -> dict[str, torch.Tensor]:
 
 def trained(**config: Any) -> tuple[list[torch.Tensor], list[str]]:
     """Weights and stats after a few updates."""
-    agent = make(**config)
+    agent = make(**{"epochs": 2, **config})
     stats = []
     for seed in range(3):
         rollout = random_rollout(agent, np.random.default_rng(seed), resets=0.2)
@@ -223,7 +223,7 @@ def test_chunks_start_from_the_state_of_a_full_unroll(chunk: int, begun: bool) -
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("resets", [0.0, 0.3])
 def test_chunks_replay_the_rollout(resets: float, begun: bool) -> None:
-    agent = make(chunk=2)
+    agent = make(chunk=2, epochs=1)
     for seed in range(3):
         start = random_start() if begun else None
         rollout = random_rollout(agent, np.random.default_rng(seed), resets=resets, initial_state=start)
@@ -348,7 +348,7 @@ def free(t: int) -> Observation:
 def test_the_surrogates_differ_after_the_first_step() -> None:
     weights = []
     for surrogate in Surrogate:
-        agent = make(surrogate=surrogate, clip=0.05, target_kl=1e9)
+        agent = make(surrogate=surrogate, clip=0.05, target_kl=1e9, epochs=2)
         rollout = random_rollout(agent, np.random.default_rng(0), observe=free)
         stats = agent.update(rollout, progress=0.0, generator=generator())
         assert stats["first_ratio_error"] < 1e-5

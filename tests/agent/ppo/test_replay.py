@@ -12,7 +12,7 @@ from tests.agent.toy_envs import random_rollout
 
 @pytest.mark.parametrize("resets", [0.0, 0.3])
 def test_replay_reproduces_the_rollout(resets: float) -> None:
-    agent = make()
+    agent = make(epochs=1)
     for seed in range(3):
         assert update(agent, seed, resets=resets)["first_ratio_error"] < 1e-5
 

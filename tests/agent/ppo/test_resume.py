@@ -18,10 +18,10 @@ def roundtrip(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_saved_policy_resumes_bit_for_bit() -> None:
-    one = make(seed=0)
+    one = make(seed=0, epochs=2)
     for seed in range(3):
         update(one, seed)
-    two = make(seed=99)
+    two = make(seed=99, epochs=2)
     two.load_state_dict(roundtrip(one.state_dict()))
     for seed in range(3, 6):
         assert repr(update(one, seed, progress=0.5)) == repr(update(two, seed, progress=0.5))  # to the bit, and NaN is NaN
@@ -32,14 +32,14 @@ def test_a_saved_policy_resumes_bit_for_bit() -> None:
 
 def test_optimizer_and_popart_are_part_of_the_state() -> None:
     """A policy that forgot its optimiser or its scale goes on differently."""
-    one = make()
+    one = make(epochs=2)
     for seed in range(3):
         update(one, seed)
     for forgotten in ("optimizer", "popart"):
-        two = make()
+        two = make(epochs=2)
         two.load_state_dict(one.state_dict() | {forgotten: getattr(make(), forgotten).state_dict()})
         torch.manual_seed(0)
-        three = make()
+        three = make(epochs=2)
         three.load_state_dict(one.state_dict())
         update(two, 7), update(three, 7)
         assert any(not torch.equal(a, b) for a, b in zip(two.network.parameters(), three.network.parameters(), strict=True))
