@@ -2,14 +2,15 @@
 
 import json
 import os
+import shlex
 import sys
 import traceback
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +24,7 @@ from esper.cli.keyvalue import show_help
 from esper.cli.overrides import plan_run, plan_sweep, quoted
 from esper.cli.place import begin_sweep
 from esper.cli.readiness import ready
-from esper.config import CHECKPOINTS, ConfigError
+from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.cluster import ClusterError
 from esper.memory import memory_shortage
 from esper.notices import notice
@@ -232,7 +233,7 @@ def _start(main: Callable[[], object], args: Namespace) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of configs are shown when the run reads its config
         warnings.simplefilter("always", Notice)  # but data is checked only when it is first loaded, which may be here
-        folder = _look_ahead(overrides, args.config_name or "config", many=many, show=args.cfg is not None)
+        folder, arms = _look_ahead(overrides, args.config_name or "config", many=many, show=args.cfg is not None)
     if args.cfg is not None:
         with _from_hydra(main):
             main()
@@ -247,10 +248,16 @@ def _start(main: Callable[[], object], args: Namespace) -> None:
             raise
         end(130, f"interrupted; what was saved before is intact; {go_on(folder)}")
     end_if_failed(results, folder)
+    if arms > 1:
+        print(f"all runs are finished; compare them with: python -m esper.compare {shlex.quote(str(folder))}")
 
 
-def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: bool) -> Path:
-    """Compose the configs of all runs, check that this machine can run them, and return the folder, created if it is new."""
+def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: bool) -> tuple[Path, int]:
+    """Compose the configs of all runs, and check that this machine can run them.
+
+    Returns:
+        The folder, created if it is new; and the number of arms of a sweep over values, whose runs differ in more than the seed.
+    """
     configs, folder = (plan_sweep if many else plan_run)(overrides, config_name=config_name)
     if many and any(config.resume is not None for config in configs):
         raise ConfigError("resume continues one run: leave out -m and the swept values")
@@ -258,7 +265,7 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
         shown = bool(configs) and "console" in check_writers(configs[0].telemetry.writers)
         rehearsal.end(configs[0].title() if shown and not many else "", shows=shown)
     # A config that is only printed, or that a launcher sends to other machines, need not run on this one.
-    asked: list[object] = []
+    asked, arms = list[object](), 0
     for config in () if show or any(override.startswith("hydra/launcher=") for override in overrides) else configs:
         if config.resume is not None:
             if Path(config.resume) != folder:
@@ -273,7 +280,13 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
             asked.append(key)
     if many and configs and not show and not any(override.startswith("sweep=") for override in overrides):
         begin_sweep(len(configs))  # sweeps of experiments and tunings count their own runs
-        if (alike := len(configs) - len({json.dumps(to_plain(config), sort_keys=True, default=str) for config in configs})) > 0:
+        if (alike := len(configs) - _different(configs)) > 0:
             repeated = f"{counted(alike, 'run')} of {len(configs)} repeat another one"
             print(f"warning: {repeated}, with the same values and seeds: remove values that are listed twice", file=sys.stderr)
-    return folder if show else create(folder)
+        arms = _different([replace(config, seed=0) for config in configs])
+    return (folder if show else create(folder)), arms
+
+
+def _different(configs: Sequence[Config]) -> int:
+    """Return how many of these configs are different."""
+    return len({json.dumps(to_plain(config), sort_keys=True, default=str) for config in configs})

@@ -11,7 +11,9 @@ from esper.config import ConfigError
 
 
 def _refuse(message: str) -> NoReturn:
-    raise ConfigError(f"{message}; see --help")
+    _, unknown, flag = message.partition("unrecognized arguments: --")
+    hint = f": keys are written without dashes, as in {flag.split()[0].partition('=')[0]}=VALUE" if unknown and flag else ""
+    raise ConfigError(f"{message}{hint}; see --help")
 
 
 def parse(arguments: Sequence[str]) -> Namespace:

@@ -90,7 +90,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         ),
         (["seed=9223372036854775808"], "seed must be at most 9007199254740992"),
         (["reward.rent=1e300"], "reward.rent must be at most 9007199254740992"),
-        (["--foo"], "unrecognized arguments: --foo; see --help"),
+        (["--updates", "3"], "unrecognized arguments: --updates: keys are written without dashes, as in updates=VALUE; see"),
         (["--cfg", "nonsense"], "invalid choice: 'nonsense'"),
         (["--resolve"], "--resolve changes what --cfg prints: add --cfg job"),
         (["-p", "task"], "--package changes what --cfg prints"),

@@ -32,3 +32,14 @@ def test_a_sweep_over_values_shows_the_place_of_each_run(tmp_path: Path) -> None
     assert "seed=1" in places[0]
     assert "left for all: " in places[1]
     assert "seed=2" in places[1]
+    assert "esper.compare" not in done.stdout, "there is one arm"
+
+
+def test_a_sweep_over_values_ends_with_the_command_that_compares_its_runs(tmp_path: Path) -> None:
+    words = ["-m", "env=sandbox", "agent.wait_weight=1,2", "steps=6", "updates=1", "hosts=4", "agent=random"]
+    words += [f"hydra.sweep.dir={tmp_path}", "telemetry=quiet"]
+    done = run_forked("esper.train", *words, cwd=tmp_path)
+    last = done.stdout.splitlines()[-1]
+    assert last == f"all runs are finished; compare them with: python -m esper.compare {tmp_path}"
+    done = run_forked(*last.partition("python -m ")[2].split(), "hosts=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
