@@ -256,7 +256,8 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
     """Compose the configs of all runs, and check that this machine can run them.
 
     Returns:
-        The folder, created if it is new; and the number of arms of a sweep over values, whose runs differ in more than the seed.
+        The folder, created if it is new; and of a sweep over values the number of its arms, which differ in more than the random
+        seed, 0 if their tasks cannot be compared.
     """
     configs, folder = (plan_sweep if many else plan_run)(overrides, config_name=config_name)
     if many and any(config.resume is not None for config in configs):
@@ -283,7 +284,8 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
         if (alike := len(configs) - _different(configs)) > 0:
             repeated = f"{counted(alike, 'run')} of {len(configs)} repeat another one"
             print(f"warning: {repeated}, with the same values and seeds: remove values that are listed twice", file=sys.stderr)
-        arms = _different([replace(config, seed=0) for config in configs])
+        tasks = {config.choice("task") for config in configs}
+        arms = _different([replace(config, seed=0) for config in configs]) if len(tasks) == 1 else 0
     return (folder if show else create(folder)), arms
 
 

@@ -43,3 +43,6 @@ def test_a_sweep_over_values_ends_with_the_command_that_compares_its_runs(tmp_pa
     assert last == f"all runs are finished; compare them with: python -m esper.compare {tmp_path}"
     done = run_forked(*last.partition("python -m ")[2].split(), "hosts=2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    tasks = ["-m", "task=digits,digits_mlp", "agent=wait", "hosts=2", "steps=1", "updates=1", "task.epoch_samples=128"]
+    two = run_forked("esper.train", *tasks, "telemetry=quiet", "hydra.sweep.dir=tasks", cwd=tmp_path)
+    assert (two.returncode, "esper.compare" in two.stdout) == (0, False), "different tasks are not compared"
