@@ -143,7 +143,7 @@ class ShapedConfig(DenseConfig):
 
 @dataclass(kw_only=True, slots=True)
 class SimplifiedConfig(RewardConfig):
-    """Final accuracy and progress without rent: an upper bound with free growth.
+    """Final accuracy and progress without rent: what growth can reach if parameters cost nothing.
 
     The bonus for fossils counts seeds and can be farmed with many small contributions: keep it small, or drop it.
     """

@@ -14,10 +14,10 @@ from esper.task.instances import Instances
 
 @dataclass(kw_only=True, slots=True)
 class DigitsDriftConfig(DigitsConfig):
-    """Digits whose images or classes drift up to three times during an episode, each time in another way. Some drifts pass by
-    themselves (inverted, rotated, blurred or noisy images), others stay (relabelled classes, shifted images). The hosts are
-    trained and frozen beforehand. Each may take up one seed, which stays for good, and what counts is the accuracy in every
-    epoch: a seed spent on a drift that passes is lost for the one that stays."""
+    """Digits whose images or classes drift up to three times during an episode, each time in another way. Some drifts are
+    transient (inverted, rotated, blurred or noisy images), others permanent (relabelled classes, shifted images). The hosts are
+    trained and frozen beforehand. Each may take up one seed, which is permanent, too, and what counts is the accuracy in every
+    epoch: a seed spent on a transient drift is lost for a permanent one."""
 
     default_host: ClassVar[str] = "cnn_deployed"
     default_governor: ClassVar[str] = "tolerant"
