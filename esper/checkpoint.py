@@ -163,6 +163,7 @@ class Checkpoints:
         """Return the newest intact checkpoint, or None if there is none; warn about damaged ones.
 
         Raises:
+            FormatError: the newest undamaged one was written by another version.
             CheckpointError: there are checkpoints, and each is damaged.
         """
         paths = self.paths()
@@ -204,7 +205,7 @@ def load(path: Path | str) -> dict[str, Any]:
 
 @contextmanager
 def entries(path: Path | str) -> Generator[None]:
-    """Turn an error from reading a loaded state into one sentence: its digest is right, and its entries are not.
+    """Turn an error while reading the entries of a loaded state, whose digest is right, into one sentence.
 
     Raises:
         CheckpointError: an entry is missing, or of another type, shape or dtype.
@@ -251,7 +252,7 @@ def digest_of(path: Path) -> str:
 
 
 def encode(state: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a file. They are hashed in memory, so the state briefly exists twice."""
+    """Return the bytes of a file. They are built and hashed in memory; the peak is several times the size of the state."""
     buffer = io.BytesIO()
     torch.save(_canonical(dict(state), {}), buffer)
     archive = buffer.getvalue()
@@ -261,8 +262,8 @@ def encode(state: Mapping[str, Any]) -> bytes:
 
 
 def _canonical(value: Any, texts: dict[Any, Any]) -> Any:
-    """Return a state in which equal texts are one object. Pickle writes an object once, so that a state that was loaded would
-    otherwise have other bytes than an equal one that was computed."""
+    """Return a state in which equal texts are one object. Pickle writes each object once and then refers to it, so without
+    this, a loaded state and an equal computed one would be written as different bytes."""
     kind = type(value)
     if kind in (str, bytes):
         return texts.setdefault(value, value)
@@ -348,7 +349,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a small file atomically: a kill leaves the old file, or none.
+    """Write a small file atomically: after a kill, the file is as before or complete.
 
     Raises:
         DiskError: writing failed.

@@ -6,8 +6,8 @@ Install it for this and all later shells with
   esper completion zsh > ~/.esper.zsh; echo 'source ~/.esper.zsh' >> ~/.zshrc  (zsh, after compinit)
 
 or for this shell alone with eval "$(esper completion bash)". The Tab key then completes commands, groups, options, keys, and
-values that have names. Keys are those of the options on the command line; other groups have their defaults. Write the file again
-after an update, or after installing a package with parts of Esper.
+named values. For each group, it offers the keys of the option on the command line, or else of the default option. Write the file
+again after an update, or after installing a package with parts of Esper.
 """
 
 import sys

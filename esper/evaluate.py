@@ -69,10 +69,10 @@ class EvaluateConfig:
     """If true, also measure test accuracy after every host epoch, and report its mean over the episode. Takes longer."""
     search_per_host: list[str] = field(default_factory=lambda: list[str]())
     """Searches that train every host several times, each time with another schedule, and keep the best training by `search_by`:
-    random, the first of whose schedules grows nothing; halving, successive halving of more random schedules; hyperband; tpe,
-    Optuna's tree of Parzen estimators, after four random schedules; enumerate, nothing and every schedule of one seed that is
-    planted at the start; and static_nets, nothing and every network with one seed that is active from initialisation, without
-    incubation. Their FLOPs are those of all trainings."""
+    random (the first schedule grows nothing), halving (successive halving of more random schedules), hyperband, tpe (Optuna's
+    tree of Parzen estimators, after four random schedules), enumerate (no seed, and every schedule with one seed planted at the
+    start), and static_nets (no seed, and every network with one seed that is active from initialisation, without incubation).
+    FLOPs are summed over all trainings."""
     trainings: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
     """Budgets of each search, in full trainings per host, at least 1; without effect on enumerate and static_nets."""
     search_by: str = "return"

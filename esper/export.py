@@ -43,8 +43,9 @@ class ExportConfig:
     host: int = 0
     """Number of the held-out host, at least 0, as `run.html` and the files of `esper.evaluate` count them."""
     hosts: int = 64
-    """Held-out hosts that the controller grows, at least 2. To get the network of an evaluation or a page, take its number: 64 by
-    default in esper.evaluate, telemetry.page_hosts in `run.html`. Others round differently, which training amplifies."""
+    """Held-out hosts that the controller grows, at least 2. To get the network of an evaluation or a page, use its number of
+    hosts: 64 by default in esper.evaluate, telemetry.page_hosts in `run.html`. With another number, rounding differs, and
+    training amplifies this."""
     episode: int = 0
     """Index of the set of held-out hosts, at least 0."""
     controller: str = "policy"

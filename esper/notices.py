@@ -1,4 +1,4 @@
-"""What a command is doing while there is nothing else to show: long steps announce themselves, and whoever displays, listens."""
+"""Notices of long steps, to display while a command has nothing else to show; one listener receives them."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ def heard_by(listener: Listener | None) -> Generator[None]:
 
 
 class StatusLine:
-    """Shows notices on one line of a terminal, which the next one replaces; elsewhere it prints a line per step."""
+    """Shows the current notice on one line of a terminal, in place of the last one; elsewhere, prints one line per step."""
 
     def __init__(self, file: TextIO, lead: str = "") -> None:
         """

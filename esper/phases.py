@@ -36,7 +36,7 @@ class PhaseTimes:
         self.add(phase, perf_counter() - begun)
 
     def add(self, phase: str, seconds: float) -> None:
-        """Add the work of a thread or a process that timed itself."""
+        """Add the time [s] that a thread or a process measured for its own work."""
         with self._lock:
             self._busy[phase] += seconds
 

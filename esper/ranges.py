@@ -27,8 +27,8 @@ def check_ranges(prefix: str, config: Any, ranges: Mapping[str, Sequence[str]]) 
 
 
 LARGEST = 2**53
-"""Largest finite number in a config: above it, JSON readers and floating-point arithmetic are no longer exact for whole numbers,
-and products of others soon overflow."""
+"""Largest finite number in a config: above it, floats and many JSON readers do not represent every integer exactly, and products
+of such numbers soon overflow."""
 
 
 def check_sizes(prefix: str, value: Any) -> None:

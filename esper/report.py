@@ -18,9 +18,9 @@ class ReportConfig:
     """One page."""
 
     hosts: int | None = None
-    """Held-out hosts that the newest policy and never growing grow for the page, at least 2; 0 for none; null:
-    telemetry.page_hosts of the run, or 24 if that is 0, and at most the hosts of the run. Higher: narrower intervals, a larger
-    page."""
+    """Held-out hosts for the page, at least 2, each trained with the newest policy and once without growth; 0: none; null:
+    telemetry.page_hosts of the run, or 24 if that is 0, but no more than the hosts of the run. Higher: narrower intervals, a
+    larger page."""
 
     def __post_init__(self) -> None:
         if self.hosts is not None and (self.hosts < 0 or self.hosts == 1):

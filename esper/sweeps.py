@@ -31,15 +31,15 @@ class BlocksConfig:
     score_hosts: int = 96
     """Held-out hosts that each policy grows, at least 2. Higher: less noise per run, longer scoring."""
     score_overrides: Any = None
-    """Overrides with which all policies are evaluated, as in 'task=mnist5k steps=40', to ask what they are worth on hosts unlike
-    those that they were trained on; null: on hosts like those."""
+    """Overrides with which all policies are evaluated, as in 'task=mnist5k steps=40', to test them on other hosts than those
+    of their training; null: none, so that held-out hosts are like those of training."""
     baselines: list[str] = field(default_factory=lambda: list[str]())
     """Other controllers that are compared like arms, as in esper.compare."""
     against: str | None = None
     """Arm that all others are compared with; null compares every pair. Fewer pairs detect smaller differences."""
     looks: list[int] = field(default_factory=lambda: list[int]())
-    """Numbers of blocks at which a verdict may be given, increasing, each at least 10, as in looks=[12,24]; []: at `blocks` only,
-    or at 10 if that is less. More looks: an earlier end if the difference is large, and slightly less power at the last."""
+    """Numbers of blocks at which a verdict may be given, increasing, each at least 10, as in looks=[12,24]; []: at `blocks` or
+    at 10, whichever is larger. More looks: an earlier end if the difference is large, and slightly less power at the last."""
     question: str | None = None
     """Text for the report: why the experiment is run."""
     vary_split: bool = False

@@ -24,9 +24,9 @@ from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
 from esper.ranges import check_ranges
 
 SWEEPS = 5
-"""Fits to the best later decisions."""
+"""Number of refits to the returns of the best later decisions (sweeps of fitted Q iteration)."""
 UNDECIDED = -1
-"""Choice of a host that the bandit has not looked at yet."""
+"""Marks a host without a current choice: a new one, or one that may decide again."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -63,7 +63,7 @@ class DecisionMemory:
     reward: FloatArray
     """Sum of rewards until the next decision on the same host, or to the end of the episode `[n]`."""
     going: FloatArray
-    """Return from the decision on `[n]`."""
+    """Return from the decision to the end of the episode `[n]`."""
     next_seen: FloatArray
     """Contexts of the next decision on the same host `[n, F]`; NaN if none follows."""
     next_legal: BoolArray
@@ -86,7 +86,7 @@ class DecisionMemory:
 
 @dataclass(slots=True)
 class Decisions:
-    """What happens in an update."""
+    """The decisions and rewards of one update."""
 
     decisions: list[tuple[int, IntArray, FloatArray, BoolArray, IntArray]] = field(default_factory=list)
     """Step, hosts `[n]`, their contexts `[n, F]`, legal choices `[n, C]` and choices `[n]`."""
@@ -112,7 +112,7 @@ class Bandit(Learner):
     """See `BanditConfig`. It explores between `begin` and `learn` only."""
 
     repeats: ClassVar[bool] = False
-    """True if it decides again once a seed is kept, or none was chosen."""
+    """If true, the bandit decides again once a seed is kept, or after it chose none."""
 
     def __init__(self, config: BanditConfig, spec: EnvSpec, features: Sequence[int] | None = None) -> None:
         """
@@ -176,7 +176,7 @@ class Bandit(Learner):
 
         Args:
             level_N: what the subclass remembers of each host; NaN at the start of an episode.
-            undecided_N: hosts in which a seed can be planted, and no decision is still carried out.
+            undecided_N: hosts that can take a seed and have no decision under way.
         """
         return undecided_N, level_N
 
@@ -239,7 +239,7 @@ class Bandit(Learner):
         return self._fit()
 
     def _fit(self) -> dict[str, float]:
-        """Fit one regression per choice, all of the same stiffness.
+        """Fit one regression per choice, all ridge regressions with the same penalty.
 
         If decisions follow one another, the regressions are fitted to the return of the best later decisions instead of those
         that were made (fitted Q iteration, Ernst et al. 2005).
@@ -273,8 +273,8 @@ class Bandit(Learner):
         learned = state.get("choices", self.names if count == len(self.names) else [f"{count} choices"])
         if memory.seen.shape[1:] != self._memory.seen.shape[1:] or learned != self.names:
             raise ValueError(
-                f"the {type(self).__name__} learned to choose among {', '.join(learned)}, and here are "
-                f"{', '.join(self.names)}, or other features: evaluate it on hosts with the slots and blueprints of its run"
+                f"the {type(self).__name__} learned to choose among {', '.join(learned)}, but here the choices are "
+                f"{', '.join(self.names)}, or the features differ: evaluate it on hosts with the slots and blueprints of its run"
             )
         if (context := state.get("context", self._columns)) != self._columns:  # earlier versions do not name them
             strange = ", ".join(name for name in context if name not in self._columns) or "the features in another order"
@@ -286,7 +286,7 @@ class Bandit(Learner):
             self._fit()
 
     def summary(self) -> list[tuple[str, str]]:
-        """Return how often each seed was chosen without exploration for the decisions in memory."""
+        """Return the choices that would now be most frequent, without exploration, for the contexts in memory."""
         if not any(self.models):
             return []
         best = np.argmax(self._predict(self._memory.seen), axis=1)

@@ -121,7 +121,7 @@ class AgentConfig:
 
     @classmethod
     def unseen(cls, env: Any) -> str:
-        """Return what the controller reads and this config of an environment does not have; empty if there is nothing."""
+        """Return what the controller reads that an environment of this config does not provide; empty if nothing is missing."""
         if cls.needs_hosts and not env.has_hosts:
             return "measurements of hosts"
         return "growth potential" if cls.needs_potential and not getattr(env, "potential", True) else ""
@@ -231,7 +231,7 @@ def slot_of_these_hosts(setting: str, slot: int, learned: Sequence[str] | None, 
     """Return the number of a learned slot on these hosts.
 
     Args:
-        setting: beginning of the error message.
+        setting: what names the slot, for the error message, as in "in the best schedule".
         slot: number of the slot on the hosts of the training.
         learned: names of their slots; None in states of earlier versions, whose slots go by number.
         here: names of the slots of these hosts.

@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 Float64Array = npt.NDArray[np.float64]
 RATIOS = np.logspace(-2, 4, 25)
-"""Ratios of the variance of the noise to that of a weight, to choose from."""
+"""Candidate ratios of the variance of the noise to that of a weight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Posterior:
-    """A belief about weights, y = mean + weights . x + noise: normal, with the covariance root @ root.T."""
+    """A normal posterior of the weights in y = mean + weights . x + noise, with the covariance root @ root.T."""
 
     mean: float
     weight_F: Float64Array

@@ -66,7 +66,7 @@ class BestOfRandomConfig(AgentConfig):
 
 
 class BestOfRandom(Search[list[ActionConfig]]):
-    """See `BestOfRandomConfig`. Root seed and number determine a schedule."""
+    """See `BestOfRandomConfig`. The root seed and the number of schedules tried determine the next one."""
 
     def __init__(self, config: BestOfRandomConfig, spec: EnvSpec, *, seed: int) -> None:
         self.config = config

@@ -33,8 +33,8 @@ class EventOracleConfig(BanditConfig):
     """Delay with which it reads the timetable, at least 0 [host epochs]. 0: it acts before the first epoch of an event; 1: after
     that epoch, as early as other controllers can notice the event."""
     ahead: bool = True
-    """If true, it is told what is left of the timetable: how long the events in force last, and which follow. If false, only
-    which are in force in the coming epoch: with delay=1, nothing that others could not find out from the data by then."""
+    """If true, the bandit observes the rest of the timetable: how long current events last, and which follow. If false, only
+    the events in force in the coming epoch: with delay=1, no more than others could find out from the data by then."""
 
     def __post_init__(self) -> None:
         BanditConfig.__post_init__(self)

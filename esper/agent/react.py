@@ -21,7 +21,7 @@ RISES = (1.5, 2.0, 4.0, 8.0)
 PATIENCE = (0, 1, 2, 3, 4)
 """Steps for which a fall or rise must have lasted, to choose from."""
 ERRORS = (None, 0.0, 1.0, 2.0)
-"""Standard errors of a contribution to choose from; None keeps every seed."""
+"""Candidate thresholds of a contribution, in its standard errors; None keeps every seed."""
 
 
 @dataclass(kw_only=True, slots=True)

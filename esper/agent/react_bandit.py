@@ -1,4 +1,4 @@
-"""The designed baseline of a learned policy: a rule says when to plant a seed, ridge regressions say where and what."""
+"""The hand-designed baseline for learned policies: a rule decides when to plant a seed, regressions decide where and which."""
 
 # N hosts
 

@@ -42,10 +42,10 @@ Fit = Callable[[npt.ArrayLike, npt.ArrayLike], Regression]
 
 
 def choose(model: Model, samples: Sequence[Samples]) -> tuple[Fit, dict[str, float]]:
-    """Return a function that fits regressions of this kind, and metrics of how well they predict samples that were left out.
+    """Return a function that fits regressions of this kind, and metrics of how well they predict held-out samples.
 
-    All ridge regressions get the penalty of the smallest sum of leave-one-out errors. Forests (Breiman 2001) are judged by the
-    trees that did not see a sample, and have nothing to choose.
+    All ridge regressions get the penalty with the smallest sum of leave-one-out errors. Forests (Breiman 2001) have no penalty;
+    they are scored out of bag, by the trees that were not fitted to a sample.
     """
     enough = [one for one in samples if len(one[1]) > 2]
     spread = sum(float(np.square(y - y.mean()).sum()) for _, y in enough)
@@ -61,7 +61,7 @@ def choose(model: Model, samples: Sequence[Samples]) -> tuple[Fit, dict[str, flo
 
 
 def _fit_forest(x_nF: npt.ArrayLike, y_n: npt.ArrayLike, *, judged: bool = False) -> Any:
-    """Return a forest, the same for the same samples; if `judged`, with predictions by the trees that did not see a sample."""
+    """Return a forest, the same for the same samples; if `judged`, with out-of-bag predictions."""
     from sklearn.ensemble import RandomForestRegressor  # takes a second to import
 
     return RandomForestRegressor(TREES, min_samples_leaf=LEAF, max_features=1 / 3, random_state=0, oob_score=judged).fit(
@@ -70,6 +70,6 @@ def _fit_forest(x_nF: npt.ArrayLike, y_n: npt.ArrayLike, *, judged: bool = False
 
 
 def _left_out_error(x_nF: FloatArray, y_n: FloatArray) -> float:
-    """Return the sum of squared errors of the trees that did not see a sample."""
+    """Return the sum of the squared out-of-bag errors of a forest."""
     guess_n: Float64Array = _fit_forest(x_nF, y_n, judged=True).oob_prediction_
     return float(np.square(guess_n - y_n).sum())

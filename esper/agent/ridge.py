@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Float64Array = npt.NDArray[np.float64]
 PENALTIES = np.logspace(-3, 4, 15)
-"""Penalties to choose from, in units of a feature of variance 1."""
+"""Candidate penalties, for features of variance 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

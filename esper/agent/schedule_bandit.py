@@ -77,7 +77,7 @@ class ScheduleBandit(Learner):
         self.config, self.spec, self.seed = config, spec, seed
         times = spec.num_steps if config.latest is None else config.latest + 1
         self.names = choice_names(spec)
-        """Name of each seed, after that of no seed."""
+        """Name of each choice: nothing, then each blueprint in each slot."""
         seeds = len(self.names) - 1
         self.seed_A = np.concatenate([[0], 1 + np.repeat(np.arange(seeds), times)])
         """Seed of each schedule, by its place in `names`."""
@@ -87,7 +87,7 @@ class ScheduleBandit(Learner):
         self.played_n, self.return_n = np.zeros(0, np.int64), np.zeros(0, np.float32)
         """Schedules that training hosts played, the oldest first, and their returns."""
         self.group_n = np.zeros(0, np.int64)
-        """Number of the group of twins of each of these hosts; 0 for all without twins."""
+        """Number of each of these hosts' group of twins; all 0 without twins."""
         self.tried = 0
         self._learn_effects()
         self._trial_N: IntArray | None = None
@@ -167,7 +167,7 @@ class ScheduleBandit(Learner):
             expected_A += y_n1.mean() - self._posterior.predict(x_nF).mean()
         tried_A = (self.seed_A == NOTHING) | np.isin(self.seed_A, self.seed_A[self.played_n])
         self.expected_A: Float64Array = np.where(tried_A, expected_A, -np.inf)
-        """Expected return of each schedule; -inf if memory has no host with its seed, but never for nothing."""
+        """Expected return of each schedule; -inf if no host in memory had its seed, except for planting nothing."""
 
     # ---- state
 
@@ -185,7 +185,7 @@ class ScheduleBandit(Learner):
         """
         if state["names"] != self.names:
             raise ValueError(
-                f"the {type(self).__name__} learned to choose among {', '.join(state['names'])}, and here are "
+                f"the {type(self).__name__} learned to choose among {', '.join(state['names'])}, but here the choices are "
                 f"{', '.join(self.names)}: evaluate it on hosts with the slots and blueprints of its run"
             )
         times = int(self.at_A.max()) + 1

@@ -18,8 +18,8 @@ Candidate = TypeVar("Candidate")
 class Search(Learner, Generic[Candidate]):
     """Plays the next candidate between `begin` and `learn`, otherwise the best one so far. The first candidate grows nothing.
 
-    Root seed, number and the best candidate so far determine the next one, so that a search resumes exactly. Its config sets
-    `one_episode`.
+    The root seed, the number of candidates tried and the best one so far determine the next, so that a search resumes exactly.
+    The config of a search sets `one_episode`.
     """
 
     def __init__(self, spec: EnvSpec, *, seed: int, nothing: Candidate) -> None:
@@ -105,5 +105,5 @@ class Search(Learner, Generic[Candidate]):
         return {"tried": self.tried, "best_return": self.best_return}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned, but for the best candidate."""
+        """Restore all but the best candidate from a state that `state_dict` returned."""
         self.tried, self.best_return = state["tried"], state["best_return"]

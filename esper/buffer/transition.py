@@ -54,8 +54,8 @@ class Transition:
     paid: Mapping[str, FloatArray] = field(default_factory=dict[str, FloatArray])
     """Terms of the reward by name `[N]`; empty in an environment that does not report them."""
     restored_N: FloatArray | None = None
-    """Shaping potential from which each host goes on after a rollback, and which shaping therefore deducts a second time, 0 for
-    the others [reward]; None in an environment that has no rollbacks."""
+    """Shaping potential at which each rolled-back host resumes, and which shaping therefore deducts a second time [reward]; 0 for
+    other hosts; None in an environment without rollbacks."""
     cause_N: npt.NDArray[np.int64] | None = None
     """Cause of each rollback, 0 for none; None in an environment without a governor."""
 

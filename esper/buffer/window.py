@@ -47,7 +47,7 @@ class WindowBuffer(RolloutBuffer):
         return [*RolloutBuffer.rollouts(self), *self.earlier]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tensors of all complete rollouts."""
+        """Return the complete rollouts that the next update uses again: all but the oldest of a full window."""
         return {"rollouts": [rollout.state_dict() for rollout in self.rollouts()[: self.size - 1]] if self.ready() else []}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

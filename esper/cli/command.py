@@ -47,7 +47,7 @@ FOR_PEOPLE = (ConfigError, TaskError, RewardError, FileError, DiskError, Tracker
 def in_one_sentence() -> Generator[None]:
     """Turn an error for the user, or of the file system, into one line and exit code 2; HYDRA_FULL_ERROR=1 adds the traceback.
 
-    So are lack of memory, Ctrl-C and a closed output, with exit codes 2, 130 and 1.
+    Lack of memory, Ctrl-C and a closed output end in the same way, with exit codes 2, 130 and 1.
     """
     try:
         yield
@@ -66,7 +66,7 @@ def in_one_sentence() -> Generator[None]:
 
 
 def _report(error: Exception) -> None:
-    """Exit with one line on an error that no user's message covers, or raise it: then it is a bug.
+    """Exit with one line on an error whose message is not written for the user; raise it if it is a bug.
 
     The traceback of an error in a plugin is for its author, and stays.
     """
@@ -256,8 +256,8 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
     """Compose the configs of all runs, and check that this machine can run them.
 
     Returns:
-        The folder, created if it is new; and of a sweep over values the number of its arms, which differ in more than the random
-        seed, 0 if their tasks cannot be compared.
+        The folder, created if it is new; and, for a sweep over values, the number of arms, which differ in more than the random
+        seed, or 0 if they have different tasks.
     """
     configs, folder = (plan_sweep if many else plan_run)(overrides, config_name=config_name)
     if many and any(config.resume is not None for config in configs):

@@ -34,7 +34,7 @@ def end(code: int, reason: str) -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """The result of a run that failed, in the place of None."""
+    """The result of a failed run; a run that succeeds returns None."""
 
     run: str
     """Folder of the run, relative to that of the sweep."""

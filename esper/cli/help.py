@@ -29,7 +29,7 @@ USAGE = """\
 
 
 def columns() -> int:
-    """Return how many columns a help text takes: those of the terminal, at most 118."""
+    """Return the width of a help text [columns]: one less than the terminal's, at most 118."""
     return min(118, get_terminal_size((118, 24)).columns - 1)
 
 
@@ -121,7 +121,7 @@ FAMILIAR = {
     "entropy": "agent.entropy_coef",
     "batch_size": "task.batch_size",
 }
-"""Names that other programs have for keys, and what is meant."""
+"""Name of a key in other programs -> the keys of Esper that are meant."""
 
 
 def hint_on(group: str, option: str, options: Sequence[str]) -> str:
@@ -129,7 +129,7 @@ def hint_on(group: str, option: str, options: Sequence[str]) -> str:
     extra = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}.get(option)
     if extra and group == "hydra/launcher":
         return f"; {option} comes with an extra: pip install -e '.[{extra}]'"
-    return did_you_mean(option, list(options)) or "; yours need plugins=[FILE]"
+    return did_you_mean(option, list(options)) or "; options of your own need plugins=[FILE]"
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null", Any: "any value"}

@@ -46,10 +46,10 @@ _PLAIN = re.compile(r"[\w./+@%-]+")
 """Texts that Hydra reads unquoted."""
 
 JOBS_PER_CORE = 4
-"""Most processes of a sweep for each core: joblib starts all of them at once."""
+"""Maximum number of processes of a sweep per core: joblib starts all of them at once."""
 
 RUNS = 10_000
-"""Most runs of a sweep; each is checked before the first one starts."""
+"""Maximum number of runs of a sweep; each is checked before the first one starts."""
 
 # Errors of Hydra while it composes; none of our code runs then, so these are never bugs of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)

@@ -10,7 +10,7 @@ VARIABLE = "ESPER_SWEEP"
 
 
 def begin_sweep(runs: int) -> None:
-    """Note that a sweep of so many runs begins now."""
+    """Note that a sweep of `runs` runs begins now."""
     os.environ[VARIABLE] = f"{runs} {time.time()}"
 
 

@@ -34,7 +34,7 @@ active = False
 
 
 def rehearse(arguments: Sequence[str]) -> None:
-    """Return in the fork with placeholders, and return in this process if the fork has no answer; else exit as the fork did."""
+    """Run the command in a fork with placeholders: return there, and here only if the fork has no answer; else exit as it did."""
     global announced, active
     at_once = any(argument.lstrip("+").startswith(READ_AT_ONCE) for argument in arguments)
     if at_once and sys.stderr.isatty() and not any(argument.startswith("-") for argument in arguments):

@@ -88,7 +88,7 @@ def transferred(saved: Config, overrides: list[str]) -> Config:
 
 
 def fitted(saved: Config, overrides: list[str]) -> Config:
-    """Return the config of a run with overrides, on whatever machine.
+    """Return the config of a run with overrides, without checking this machine.
 
     Raises:
         ConfigError: an override asks for a change that is not permitted, or does not fit.

@@ -58,7 +58,7 @@ VALUES: dict[Head, dict[str, Any]] = {
     Head.ALPHA_SPEED: ALPHA_SPEEDS,
     Head.ALPHA_CURVE: ALPHA_CURVES,
 }
-"""Meaning of a head's values by name, in the order of their numbers."""
+"""Values of each head: name to meaning, in the order of their indices."""
 
 RELEVANT: BoolArray = np.zeros((len(Op), len(Head)), dtype=np.bool_)
 """[O, H]: True where the head has an effect with this op."""
@@ -71,7 +71,7 @@ RELEVANT[[Op.FOSSILIZE, Op.ADVANCE], Head.SLOT] = True
 PARAMETER_HEADS = tuple(Head)[Head.BLUEPRINT :]
 """Heads whose legality does not depend on the slot: all but op and slot."""
 FREE = "free"
-"""Value of a head that the controller chooses."""
+"""Config value that leaves the choice of a head to the controller."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -175,7 +175,7 @@ def legal_values(
 ) -> BoolArray:
     """Return the legality of parameter values `[N, V]`: every blueprint, one value of each fixed head, all of the free ones.
 
-    Without incubation a seed has no first ramp, so its tempo is held.
+    Without incubation a seed has no first ramp, so the tempo has a single legal value.
 
     Args:
         heads: which heads are free; by default none.

@@ -109,8 +109,8 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     time: int
     """Steps done in the current episode."""
     autoreset: bool = True
-    """If false, the last step of an episode starts no new hosts, which cost as much as a step: the caller asks for an episode by
-    `reset`."""
+    """If false, the last step of an episode does not start new hosts, which would cost as much as a step; call `reset` to start
+    the next episode."""
     shown: SlotState | None = None
     """Slots after the last step, before the reset that follows an episode; None if the environment has none to show."""
 
@@ -136,7 +136,7 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         raise NotImplementedError
 
     def prepare(self, state: dict[str, Any] | None = None) -> None:
-        """Take the measurements that a run takes once, or restore them from a state that `state_dict` returned."""
+        """Make the measurements that are needed once per run, or restore them from the result of `state_dict`."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint between two episodes."""
@@ -147,7 +147,7 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         return {}
 
     def machines(self) -> dict[str, str]:
-        """Return what computes the hosts, by the names of devices in the config; empty if nothing does."""
+        """Return the processor or GPU behind each device of the config, by the device's name; empty if no host trains."""
         return {}
 
     def costs_table(self) -> dict[str, Any]:
@@ -219,9 +219,9 @@ class EnvParts:
     seed: int = 0
     split: Split = Split.TRAINING
     num_twins: int = 1
-    """Consecutive hosts with the same name, a divisor of N; see `HostSampler`."""
+    """Number of consecutive hosts that are twins; must divide `num_hosts`. See `HostSampler`."""
     trains: bool = True
-    """True for the hosts of a training run; false for the comparison of controllers, where one mode pays all hosts."""
+    """True in a training run; false in a comparison of controllers, where all hosts get the same reward mode."""
     test_at_end: bool = False
     """If true, measure accuracy on the test split at the end of each episode."""
     test_online: bool = False
@@ -235,7 +235,7 @@ class EnvConfig:
     ignores: ClassVar[tuple[str, ...]] = ()
     """Root keys without effect in this environment, refused on the command line."""
     has_hosts: ClassVar[bool] = True
-    """False if no host trains and is measured."""
+    """If false, the environment neither trains nor measures hosts."""
 
     def build(self, parts: EnvParts) -> Environment:
         """Return the environment."""

@@ -44,7 +44,7 @@ class ClusterConfig:
             )
         for name in (name for name, device in devices.items() if device.tune and self.is_remote):
             raise ValueError(
-                f"devices.{name}.tune=true times shards in the process of the run, and workers train the hosts: set "
+                f"devices.{name}.tune=true times shards in this process, but with a cluster the workers train the hosts: set "
                 f"devices.{name}.members_per_shard, or leave out cluster"
             )
 

@@ -48,14 +48,14 @@ _turn = 0
 
 
 def take_turn(number: int) -> None:
-    """Deal the GPUs: from now on `auto` and `cuda` are the GPU of this number, modulo the number of GPUs."""
+    """Set the GPU that `auto` and `cuda` mean from now on: this number, modulo the number of GPUs."""
     global _turn
     _turn = number
 
 
 def find_device(name: str) -> torch.device:
-    """Return the torch device of this name; auto and cuda are the first GPU, or the one dealt to this run, and auto is the CPU
-    where there is none.
+    """Return the torch device of this name. `auto` and `cuda` mean the first GPU, or the one dealt to this run; without a GPU,
+    `auto` means the CPU.
 
     Raises:
         ValueError: this machine does not have the device.
@@ -96,7 +96,7 @@ def find_precision(name: str, precision: Precision) -> Precision:
 
 
 def compute_exactly(devices: Iterable[torch.device]) -> None:
-    """Let fp32 be fp32 on GPUs: torch would round the factors of convolutions, unlike those of matrix products, to TF32."""
+    """Disable TF32 in convolutions, for which torch enables it by default on GPUs, unlike for matrix products."""
     if any(device.type == "cuda" for device in devices):
         torch.backends.cudnn.allow_tf32 = False
 

@@ -33,7 +33,7 @@ class Episode(EpisodeRecord):
     modes: Mapping[str, slice] = field(default_factory=lambda: dict[str, slice]())
     """Hosts by reward mode; empty for a single mode."""
     terms: dict[str, float] = field(default_factory=lambda: dict[str, float]())
-    """Mean over hosts of each term of the reward [pp]."""
+    """Sum over the steps so far of each term of the reward, mean over hosts [points]."""
     first_accuracy_N: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
     """Accuracy of the newborn hosts [pp]."""
     signals: StepSignals | None = None
@@ -49,9 +49,9 @@ class Episode(EpisodeRecord):
     log: SeedLog = field(default_factory=SeedLog)
     """Every seed of the episode."""
     host_norm_N: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
-    """Sum over the host epochs so far of the norm of each host's gradient; see `StepSignals.host_norm_N`."""
+    """Gradient norm of each host, summed over the host epochs so far; see `StepSignals.host_norm_N`."""
     loss_scale: float = math.nan
-    """Lowest loss scale of a host after the last step; NaN without loss scales."""
+    """Lowest loss scale among the hosts after the last step; NaN without loss scales."""
     costs: Costs | None = None
     """Costs of hosts and seeds."""
     times: PhaseTimes = field(default_factory=PhaseTimes)
@@ -77,7 +77,7 @@ class Episode(EpisodeRecord):
     test_accuracy_N: FloatArray | None = None
     """Committed accuracy on the test split [pp]; None if not measured."""
     timetable: list[Sequence[Event]] = field(default_factory=list[Sequence[Event]])
-    """Events of each host; known at the end, and to nobody before."""
+    """Events of each host; known only at the end."""
     online_N: FloatArray | None = None
     """Mean over the host epochs of the accuracy on the test split, with all seeds as they are [pp]; None if not measured."""
 
@@ -187,7 +187,7 @@ class Episode(EpisodeRecord):
         }
 
     def _gradients(self, steps: int) -> dict[str, float]:
-        """Return statistics over hosts of the mean norm of their gradients."""
+        """Return the mean and the maximum over hosts of the gradient norm per epoch; empty if none is finite."""
         norm_N = self.host_norm_N / steps
         finite_N = norm_N[np.isfinite(norm_N)]
         if not len(finite_N):
@@ -201,7 +201,7 @@ def tag_name(name: str) -> str:
 
 
 def _slots(signals: StepSignals) -> Slots:
-    """Return what the log of seeds needs of a step."""
+    """Return the data of a step that `SeedLog` records."""
     after, worth = signals.after, signals.worth
     return Slots(
         blueprint_NS=np.where(after.within(*OCCUPIED), after.blueprint, EMPTY),

@@ -120,7 +120,7 @@ class GrowthEnv(Environment):
         self.take_networks: tuple[int, ...] = ()
         """Hosts whose networks to take at the end of each episode."""
         self.networks: dict[int, GrownNetwork] = {}
-        """Networks of these hosts at the end of the last episode, with the seeds that they kept."""
+        """Networks of the hosts in `take_networks` at the end of the last episode, with their fossils."""
 
     # ---- Gymnasium's interface
 
@@ -169,7 +169,7 @@ class GrowthEnv(Environment):
         report, seen = self._train(last=self.time + 1 == self.num_steps)
         ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self.costs.params.of(self.state), self.host_params)
         self.state = replace(self.state, gradient_ratio=ratio_NS, gradient_norm=report.seed_norm_MS)
-        # The host's losses show no seed that trains behind it, no infinite variance of its batch norm, and no skipped step.
+        # A seed behind the host, an infinite batch-norm variance and a skipped step do not show in the host's losses.
         unseen_N = np.isinf(report.seed_norm_MS).any(axis=1) | ~report.finite_M
         train_loss_N = np.where(unseen_N, np.inf, report.loss_M)
         verdict = self.governor.judge(self.guard.health, train_loss_N, self.loss_N)
@@ -205,7 +205,7 @@ class GrowthEnv(Environment):
         reward_N, info["components"] = self.reward(signals)
         info["components"]["governor"] = np.where(verdict.rollback_N, -verdict.penalty, 0.0).astype(np.float32)
         info |= {"training_flops": self.meter.training_N.copy(), "measuring_flops": self.meter.measuring_N.copy()}
-        if self.test_online:  # a host that was rolled back serves as it is now
+        if self.test_online:  # a host that was rolled back is tested in its restored state
             self.online_N += self._test_accuracy(self.state.alpha) / self.num_steps
         info["retired"] = self.guard.health.retired_N
         info["restored_potential"] = self._restored_potential(verdict.rollback_N & (not signals.last))
@@ -241,7 +241,7 @@ class GrowthEnv(Environment):
         return self.pool.grown(host, seeds)
 
     def _restored_potential(self, resumed_N: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-        """Return the shaping potential from which hosts go on after a rollback `[N]`, 0 for the others."""
+        """Return the shaping potential at which hosts resume after a rollback `[N]`, 0 for other hosts."""
         return np.where(resumed_N, self.reward.initial_potential(self.accuracy_NH[:, 0], self.state), 0.0)
 
     # ---- what the trainer also needs

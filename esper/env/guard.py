@@ -4,9 +4,9 @@ A snapshot is the whole state of a host: parameters, optimiser state and batch s
 lifecycle with its ages, and its measurements. Random streams are named by host and epoch, so there is no generator to save.
 
 A snapshot is saved after every healthy epoch. That costs less than a thousandth of training (64 hosts of digits: 1 ms, an
-epoch takes seconds), and saving less often would lose more progress. So while a host is healthy, its snapshot is the state before
-any action, fossilisation included. A suspect host keeps its earlier snapshot, so that it is not restored to a state that is about
-to diverge.
+epoch takes seconds), and saving less often would lose more progress. So the snapshot of a
+healthy host precedes its next action: a rollback undoes even a fossilisation. A suspect host keeps its earlier snapshot, so that
+it is not restored to a state that is about to diverge.
 """
 
 # N hosts, S slots
@@ -77,8 +77,8 @@ class Guard:
         self._measure_again(env, np.asarray(live_NS.any(axis=1)))
 
     def _measure_again(self, env: Guarded, pruned_N: BoolArray) -> None:
-        """Measure hosts that lost seeds in a rollback: compared with a loss that includes them, they would be rolled back
-        forever."""
+        """Measure hosts again that lost seeds in a rollback: compared with their loss before, with these seeds, they would be
+        rolled back forever."""
         if not pruned_N.any():
             return
         env.pool.arrange(lifecycle.roles(env.state, env.slots))

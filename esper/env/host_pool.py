@@ -41,7 +41,7 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolParts:
-    """What a pool is built from; plain data that another process can receive."""
+    """The arguments of a pool: plain data that can be pickled for another process."""
 
     task: Task
     blueprints: tuple[BlueprintConfig, ...]
@@ -56,7 +56,7 @@ class PoolParts:
 class HostPool(ABC):
     """N hosts of an environment. Every call takes and returns arrays over all hosts, in order.
 
-    `start` comes first. Times are host epochs of the episode, which with the sampler name the samples of each host.
+    Call `start` first. A `time` is a host epoch of the episode; with the sampler, it determines the samples of each host.
     """
 
     def __init__(self, parts: PoolParts, meter: Meter | None = None) -> None:
@@ -147,7 +147,7 @@ class HostPool(ABC):
 
     @abstractmethod
     def machines(self) -> dict[str, str]:
-        """Return what computes the hosts, by the names of devices in the config."""
+        """Return the processor or GPU behind each device of the config, by the device's name."""
 
     @abstractmethod
     def close(self) -> None:

@@ -70,7 +70,7 @@ class HostSampler:
     first: int = 0
     """Number of the first host in its episode; above 0 for a part of the hosts."""
     twins: int = 1
-    """Consecutive hosts with the same name, a divisor of N."""
+    """Number of consecutive hosts that share a name; must divide the number of hosts."""
     epochs: int = 1
     """Host epochs of the episode."""
     root: int = 0
@@ -89,15 +89,15 @@ class HostSampler:
         return self._each(self.task.host)
 
     def views(self) -> list[DataView]:
-        """Return their instances' views of the data. Twins have the same view."""
+        """Return each host's view of the data. Twins share one view."""
         return self._each(self.task.view)
 
     def instances(self) -> list[str]:
-        """Return the names of their instances, for reports; the observation does not contain them."""
+        """Return the name of each host's instance, for reports; the observation does not contain it."""
         return self._each(self.task.describe)
 
     def _each(self, make: Callable[[int, Split, int, int], Made]) -> list[Made]:
-        """Return what a task makes of the name of each host; of the name of twins it makes it once."""
+        """Return `make(*name)` for every host, called once per group of twins."""
         names = [self.name(host) for host in range(self.num_hosts)]
         made = {name: make(*name) for name in dict.fromkeys(names)}
         return [made[name] for name in names]

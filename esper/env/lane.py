@@ -1,8 +1,8 @@
 """A lane: where the work of a shard is issued on its device.
 
-On a GPU each shard has a stream of its own, so that shards of one device overlap, and CUDA graphs can be captured on it. A lane
-starts its stream after all that the caller's stream was given before, and lets the caller's stream wait for it. On a CPU, it does
-nothing.
+On a GPU each shard has a stream of its own, so that shards of one device overlap, and CUDA graphs can be captured on it. Work on
+a lane waits for what is already queued on the caller's stream, and the caller's stream then waits for that work. On a CPU, a lane
+does nothing.
 """
 
 from collections.abc import Callable, Generator
@@ -48,9 +48,9 @@ class Lane:
             current.wait_stream(self._stream)
 
     def captured(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Capture the kernels that `work` launches, which must wait for nothing, and return what launches them again.
+        """Capture the kernels that `work` launches, and return a function that replays them. `work` must not synchronise.
 
-        They read and write the tensors that `work` used. The lane's previous graph must not be replayed afterwards.
+        Replayed kernels read and write the tensors that `work` used. Do not replay the lane's previous graph afterwards.
 
         Raises:
             RuntimeError: the work cannot be captured; none of it was done.

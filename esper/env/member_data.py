@@ -47,7 +47,7 @@ class MeasuredPart(NamedTuple):
     rows: slice
     """Samples of the split."""
     test: bool
-    """Whether they are of the test split rather than the validation split."""
+    """If true, samples of the test split; otherwise of the validation split."""
     members_L: Tensor | None = None
     """Members that are measured, on the device of the data; None for all."""
 
@@ -112,7 +112,7 @@ class MemberData:
         return torch.where(rank < self._share_M1[members], self._new_M1[members], self._old_M1[members])
 
     def states(self, members: int) -> list[Hashable]:
-        """Return what the samples of each of M members depend on, now."""
+        """Return the current state of each of M members' data; equal states mean equal samples."""
         return self._states or [None] * members
 
     def batches(self, batches: Sequence[TrainedPart]) -> AbstractContextManager[None]:
@@ -128,7 +128,7 @@ class MemberData:
         return self.micro_batches(samples, 1)[0]
 
     def micro_batches(self, samples: TrainedPart, count: int) -> list[tuple[Tensor, Tensor]]:
-        """Return inputs in the layout of their kind, and targets `[M, B*T]`, of these samples, in so many parts of the batch."""
+        """Return the samples as `count` micro-batches: inputs in the layout of their kind, and targets `[M, B*T]`."""
         x, y = (part.to(self.device, non_blocking=True) for part in self._batches.read(samples))
         draws = [None] * count if samples.draws_MB3 is None else samples.draws_MB3.tensor_split(count, 1)
         return [self._host_inputs(*part) for part in zip(x.tensor_split(count, 1), y.tensor_split(count, 1), draws, strict=True)]
@@ -143,7 +143,7 @@ class MemberData:
             return self._pin(data.train_x[index_MB]), self._pin(y)
         domain_MB = self._domain(domains.train_rank[index_MB], members)
         right = target_values(domains.train_y[domain_MB, index_MB])
-        if labels is not None:  # a wrong label stays as wrong as it was
+        if labels is not None:  # keep the offset between a wrong label and the right one
             y = torch.where(is_padding(right), right, (right + y - data.train_y[index_MB].long()) % data.num_classes)
         else:
             y = right
@@ -203,14 +203,14 @@ def _on(part: Tensor | None, device: torch.device) -> Tensor | None:
 
 
 def is_resident(data: Data, resident: bool | None, free: float | None) -> bool:
-    """Return whether the data is kept on a device with so much free memory [bytes], None for a CPU; see `DeviceConfig`."""
+    """Return whether to keep the data on a device with `free` bytes of free memory (None: a CPU); see `DeviceConfig`."""
     if resident is not None:
         return resident
     return not data.mapped if free is None else 2 * data.packed_bytes() <= free
 
 
 def place_data(data: Data, device: torch.device, resident: bool | None) -> Data:
-    """Return the data on a device, or where it is, with `mapped` set, if it is streamed."""
+    """Return the data on the device if it is kept there; otherwise leave it in place and set `mapped`, so that it is streamed."""
     packed = data if data.mapped else data.packed()
     resident = is_resident(data, resident, torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None)
     return replace(packed.to(device) if resident else packed, mapped=not resident)

@@ -37,7 +37,7 @@ class HostView(Protocol):
     accuracy_NH: FloatArray
     """Validation accuracy now and 1, 2, 3 epochs ago [pp]; NaN before it was measured."""
     loss_N: FloatArray
-    """Validation loss [nats; squared deviations of the training targets for numbers]."""
+    """Validation loss [nats; for numeric targets, the loss of targets standardised over training]."""
     chance_loss: float
     """Loss of a guess that ignores the input."""
     state: SlotState
@@ -51,7 +51,7 @@ class HostView(Protocol):
     refused_N: npt.NDArray[np.bool_]
     """Hosts whose last action was refused."""
     foresight_NF: FloatArray
-    """What the timetables say, if they are observed."""
+    """Features of the events in the timetables; without columns unless `env.timetable` is set."""
 
     @property
     def params_NS(self) -> npt.NDArray[np.int64]: ...

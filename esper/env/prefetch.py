@@ -16,7 +16,7 @@ Batch = TypeVar("Batch")
 AHEAD = 2
 """Batches that are read ahead. More: evens out slower reads, and takes more memory."""
 PATIENCE = 0.05
-"""Time after which a thread that waits looks whether the other one still needs it [s]."""
+"""Interval at which a waiting thread checks whether the other one has ended [s]."""
 
 
 class Prefetch(Generic[Key, Batch]):
@@ -57,7 +57,7 @@ class Prefetch(Generic[Key, Batch]):
         """Return the batch of a key, and drop those of earlier keys.
 
         Raises:
-            TaskError: the batch could not be read twice in a row.
+            TaskError: reading the batch failed twice in a row.
         """
         while self._keys[self._place] is not key:
             self._place += 1
@@ -93,9 +93,9 @@ class Reader(Generic[Key, Batch]):
     """Reads batches where they are needed, or ahead of their use.
 
     Args:
-        read: a method, of an object that outlives this one. It is held weakly: the object owns its readers, and the data in it,
-            which may fill a GPU, must not wait for the garbage collector.
-        ahead: whether announced batches are read ahead.
+        read: a bound method of an object that outlives the reader. It is held by a weak reference: the object owns its readers,
+            and in a cycle its data, which may fill a GPU, would stay until garbage collection.
+        ahead: if true, announced batches are read ahead.
     """
 
     def __init__(self, read: Callable[[Key], Batch], *, ahead: bool) -> None:
@@ -109,7 +109,7 @@ class Reader(Generic[Key, Batch]):
 
     @contextmanager
     def announced(self, keys: Sequence[Key]) -> Generator[None]:
-        """Read the batches of these keys ahead, in this order; within, no others can be read."""
+        """Read the batches of these keys ahead, in this order; no others can be read within the context."""
         if not self._ahead:
             yield
             return

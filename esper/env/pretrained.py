@@ -1,7 +1,7 @@
-"""Hosts that were trained before the episode, as networks in service are: a pool for each root seed and split, trained once.
+"""Pretrained hosts, for tasks with deployed networks: one pool per root seed and split, trained once.
 
 The pool is kept in memory, and on disk under a hash of everything that determines it. It is trained in shards of a fixed size, so
-its bits depend neither on the hosts of a run nor on whether they were read or trained.
+its hosts are bit for bit the same in every run, whether trained or read from disk.
 """
 
 # P hosts of a pool
@@ -35,7 +35,7 @@ from esper.task.data import TaskError
 from esper.task.instances import DataView, Split
 
 FORMAT = 1
-"""Version of the pools, to be incremented when training computes other numbers."""
+"""Version of the pool files; increment it when training gives different numbers."""
 MEMBERS = 8
 """Hosts trained as one fused program."""
 
@@ -107,7 +107,7 @@ class Pretrained:
         return states
 
     def _place(self) -> tuple[str, DeviceConfig]:
-        """Return the device that trains the pools: the first one, or the CPU if only the workers of a cluster have that."""
+        """Return the device that trains the pools: the run's first, or the CPU if only a cluster's workers have that one."""
         name, config = next(iter(self.devices.items()))
         members = 1 if config.members_per_shard == 1 else MEMBERS  # hosts that cannot be fused have 1
         try:

@@ -19,7 +19,7 @@ from esper.measure.costs import Meter
 from esper.ranges import check_ranges
 
 PATIENCE = 30.0
-"""Time after which the user is told for what a start waits [s]."""
+"""Time after which the user is told that a worker has not started [s]."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -69,7 +69,7 @@ class RayClusterConfig(ClusterConfig):
         return RemotePool(parts, meter, crew, key=crew.join(), replacements=self.replacements)
 
     def crew_key(self) -> tuple[object, ...]:
-        """Return what configs whose pools share workers have in common."""
+        """Return the settings that must be equal for two pools to share workers."""
         return self.workers, self.cpus, self.gpus, self.address
 
 
@@ -97,7 +97,7 @@ class RayCrew:
         logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # else each start warns of the default
         import ray as library  # late: it takes a second
 
-        ray: Any = library  # its types know no actors
+        ray: Any = library  # its stubs do not type actors
         self.config, self.size, self._ray = config, config.workers, ray
         self._keys, self._open, self._parts = itertools.count(), set[int](), dict[int, Any]()
         self._owns = not ray.is_initialized()

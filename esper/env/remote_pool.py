@@ -1,7 +1,7 @@
-"""All hosts of an environment, dealt to workers in other processes; a lost worker is replaced, and its hosts are repeated.
+"""All hosts of an environment, distributed over worker processes; a lost worker is replaced, and its hosts repeat the episode.
 
-There is one message per worker and step: calls without a result wait for the next call with one. The log of an episode's calls
-restores a lost worker, since a worker's state is determined by its calls.
+Each step sends one message per worker: calls without a result wait for the next call that has a result. A lost worker is restored
+by replaying the log of the episode's calls, which determine its state.
 """
 
 # N hosts, S slots, V variants
@@ -28,8 +28,8 @@ from esper.task.instances import DataView
 TRAINING = ("epoch", "train")
 """Methods that train the hosts for an epoch."""
 READING = ("latency", "grown", "host_states", "machines")
-"""Methods that change nothing, and need not be repeated. `validate` is none of them: which members are measured together, and so
-the rounding, depends on what was measured before."""
+"""Read-only methods, which need not be replayed. `validate` is not among them: what was measured before decides which members are
+measured together, and with that the rounding."""
 
 
 class WorkerLost(Exception):
@@ -50,7 +50,7 @@ class Crew(Protocol):
         ...
 
     def open(self, worker: int, key: int, parts: PoolParts, num_hosts: int) -> None:
-        """Send `Worker.open` to a worker, which carries out what it is sent in order."""
+        """Send `Worker.open` to a worker. A worker carries out messages in the order sent."""
         ...
 
     def send(self, worker: int, key: int, messages: Sequence[Message]) -> object:
@@ -76,7 +76,7 @@ class Crew(Protocol):
 
 
 class RemotePool(HostPool):
-    """N hosts, of which every worker has consecutive ones."""
+    """N hosts, distributed over the workers in consecutive blocks."""
 
     def __init__(self, parts: PoolParts, meter: Meter | None, crew: Crew, *, key: int, replacements: int) -> None:
         """
@@ -106,12 +106,12 @@ class RemotePool(HostPool):
             return self._receive(worker, self._send(worker, self._crew.encode(Call(method, args))))
 
     def _tell(self, of: Callable[[slice], Call]) -> None:
-        """Send every worker, with its next message, a call without a result."""
+        """Queue a call without a result for every worker, to be sent with its next message."""
         for worker, rows in enumerate(self.places):
             self._waiting[worker].append(self._crew.encode(of(rows)))
 
     def _send(self, worker: int, last: Message) -> object:
-        """Send a worker what waits for it and one more; send a new worker, before that, all since the start of the episode.
+        """Send a worker its queued calls and one more; a new worker first gets all calls since the start of the episode.
 
         Returns:
             A ticket for the reply, or `WorkerLost`.

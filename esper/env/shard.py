@@ -218,8 +218,8 @@ class Shard:
     ) -> TrainReport:
         """Train every member on its own order of the training samples.
 
-        Members are one program: a member with a non-finite loss is computed with the others, whose numbers do not depend on it
-        but for float rounding. On a CPU the epoch is cut short once no member is finite. Frozen hosts in which no seed learns
+        Members are one program: a member with a non-finite loss is still computed, and affects the others by float rounding at
+        most. On a CPU the epoch is cut short once no member is finite. Frozen hosts in which no seed learns
         are computed on the last batch only.
 
         Args:
@@ -235,7 +235,7 @@ class Shard:
         retired_M = np.zeros(self.members, dtype=np.bool_) if retired_M is None else retired_M
         learning = on_device(~retired_M, self.device)
         in_vain, taught_M = bool(retired_M.all()), network.taught()
-        taught, checks = bool(taught_M.any()), self.device.type == "cpu"  # a GPU would have to be waited for
+        taught, checks = bool(taught_M.any()), self.device.type == "cpu"  # on a GPU, a check would force a synchronisation
         batches = self._batches(order)
         with self.views.batches(batches[-1:] if in_vain or not taught else batches):
             for step, batch in enumerate(batches):
@@ -263,7 +263,7 @@ class Shard:
         )
 
     def _batches(self, order: EpochOrder) -> list[TrainedPart]:
-        """Return the batches of an epoch: the last one of all members, the others of those whom the network teaches."""
+        """Return the batches of an epoch: the last one for all members, the others only for members that learn."""
         batches = [TrainedPart(*batch) for batch in order.batches(self.task.batch_size, self.views.home)]
         pupils = self.network.pupils_L
         if pupils is None or not len(pupils):
@@ -275,8 +275,8 @@ class Shard:
     def validate(self, alpha_VMS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
         """Measure every member under V settings of its alphas, on its data as in the last epoch of training.
 
-        No member is changed, batch statistics included. A member is not computed again if its parameters, its alphas and its data
-        are those of its last measurement, as of a frozen host whose seed has learned.
+        No member is changed, batch statistics included. A member is computed again only if its parameters, its alphas or its
+        data have changed since its last measurement: a frozen host is rarely computed again once its seed has learned.
 
         Args:
             alpha_VMS: blend weights; variant 0 is the baseline of the others.

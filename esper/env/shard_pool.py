@@ -32,7 +32,8 @@ from esper.task.instances import DataView
 
 Result = TypeVar("Result")
 STREAMS = 32
-"""Streams of a GPU that torch hands out in turn. Of more shards, two would share one, and one be captured with the other."""
+"""Number of streams per GPU, which torch hands out in rotation. With more shards, two would share a stream, and one's
+capture would include the other's work."""
 
 
 class ShardPool(HostPool):
@@ -46,8 +47,8 @@ class ShardPool(HostPool):
         compute_exactly(self._precision)
         self.shards: list[Shard] = []
         self._sensors: dict[torch.device, PotentialSensor] = {}
-        # At most one thread per shard: kernels this small do not benefit from more threads, which spin while they wait for each
-        # other: next to a busy process this took a hundred times as long.
+        # One intra-op thread per shard: kernels this small do not benefit from more threads, which spin while they wait for each
+        # other. Next to a busy process, that took a hundred times as long.
         workers = max(available_cores(), len(devices))
         self._pool = ThreadPoolExecutor(workers, "shard", torch.set_num_threads, (1,))
         self._sensing = ThreadPoolExecutor(1, "sensor", torch.set_num_threads, (1,))
@@ -274,7 +275,7 @@ def _check_number(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> None:
 
 
 def fitting_members(values: int) -> int:
-    """Return the number of hosts per shard on a CPU, for hosts whose widest layer has so many output values per batch."""
+    """Return the number of hosts per shard on a CPU if the widest layer of a host has `values` output values per batch."""
     return min(CPU_MEMBERS, CPU_TRAINED // max(1, values) or 1)
 
 

@@ -12,7 +12,7 @@ from esper.env.base import Array, Environment
 PRIVATE = ("signals", "restored_potential", "timetable")
 """Entries of the vector environment's info that only Esper's trainer reads."""
 FINAL = ("final_obs", "_final_obs", "_final_info")
-"""Entries that a single host has no use for: its last observation is returned, and `final_info` is there at the end only."""
+"""Entries that a single host does not need: `step` returns its last observation, and `final_info` exists only at the end."""
 
 
 class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
@@ -91,7 +91,7 @@ def masks(arrays: dict[str, Array]) -> npt.NDArray[np.bool_]:
 
 
 def plain_info(info: dict[str, Any]) -> dict[str, Any]:
-    """Return the info of a vector environment without what only Esper's trainer reads; what is left are arrays over hosts."""
+    """Return the info of a vector environment without the entries in `PRIVATE`; the remaining entries are arrays over hosts."""
     shown = {name: value for name, value in info.items() if name not in PRIVATE}
     if "final_info" in shown:
         final = {name: value for name, value in shown["final_info"].items() if name not in PRIVATE}

@@ -51,7 +51,7 @@ class KnownSums:
         self._sums: Sums | None = None
 
     def stale(self, states: Sequence[Hashable]) -> list[int]:
-        """Return the members whose state is not that of their last sums.
+        """Return the members whose state has changed since their sums were last computed.
 
         Args:
             states: for each member, all that its sums depend on.
@@ -103,8 +103,8 @@ def measurement(sums: Sums, floor: float) -> Measurement:
     """Return scores and mean losses, the covariance of the scores, and the error of the difference to variant 0.
 
     With the points P and the scale n of a sample, a = sum P / sum n is a score, and the covariance of two scores is
-    sum (P - a n)(P' - a' n) / (sum n)^2, that of ratios of samples drawn whole; for a difference, G = P - P' takes the place
-    of P. A variant below the floor, or without a finite score, has P = floor n in every sample.
+    sum (P - a n)(P' - a' n) / (sum n)^2, as for ratio estimates from whole samples; for a difference, G = P - P' replaces
+    P. A variant below the floor, or without a finite score, has P = floor n in every sample.
     """
     targets, scale, square, points, loss, mixed, gram = copied(sums)
     low_VM = ~(points >= floor * scale)

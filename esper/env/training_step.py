@@ -41,7 +41,7 @@ class TrainingStep:
 
     def begin(self) -> Tensor:
         """Begin an epoch: return the sums of losses `[M]`, to which each step adds, set to zero."""
-        self._warm = False  # another thread may call, in which cuBLAS has to begin first
+        self._warm = False  # the next call may come from another thread, where cuBLAS must be initialised before a capture
         return self._losses_M.zero_()
 
     def forget(self) -> None:
@@ -52,8 +52,8 @@ class TrainingStep:
         """Take a step on a batch.
 
         Args:
-            parts: its micro-batches, in which all members take part in the last batch of an epoch, and else those that the
-                network teaches.
+            parts: its micro-batches: of all members in the last batch of an epoch, otherwise only of the members
+                that learn.
             progress: share of the episode that has passed.
             hooks: see `GrowingNetwork.backward`; only in the last batch.
             left: batches that follow in this epoch; 0 in the last one.
@@ -75,7 +75,7 @@ class TrainingStep:
         targets_M = None if len(parts) == 1 else self._objective.num_targets(torch.cat([y_MB for _, y_MB in parts], 1))
         losses: list[Tensor] = []
         for place, (x, y_MB) in enumerate(parts):
-            first = hooks if place == 0 else None  # as of the whole batch, unless a slot needs more samples than a part has
+            first = hooks if place == 0 else None  # same as for the whole batch, unless a slot needs more samples than a part has
             losses.append(network.backward(x, y_MB, first, targets_M) if last else network.teach(x, y_MB, targets_M))
         self._losses_M += sum(losses[1:], losses[0])
         network.update(host, seed)
@@ -107,13 +107,13 @@ class TrainingStep:
                 rate_M1.fill_(one.learning_rate)
 
     def _refuse(self, error: RuntimeError) -> None:
-        """Go on without graphs until the run ends, and say why: after a failed capture, torch may refuse others."""
+        """Disable graphs for the rest of the run, and say why: after a failed capture, torch may refuse others."""
         self._lane.graphs = False
         self._network.drop_gradients()
         reason = str(error).strip().partition("\n")[0]
         warn(
-            f"the training step cannot be captured as a CUDA graph ({reason}): it runs without, more slowly; "
-            "devices.<name>.graphs=false keeps this quiet",
+            f"the training step cannot be captured as a CUDA graph ({reason}): it runs more slowly without one; "
+            "devices.<name>.graphs=false silences this warning",
             Notice,
             stacklevel=2,
         )

@@ -47,7 +47,7 @@ class Worker:
         self._pools: dict[int, ShardPool] = {}
 
     def open(self, key: int, parts: PoolParts, num_hosts: int) -> None:
-        """Make room for so many hosts of a pool.
+        """Create a pool of `num_hosts` hosts, in place of any earlier pool with this key.
 
         Args:
             key: number of the pool.
@@ -70,7 +70,7 @@ class Worker:
 
 
 def named(sampler: HostSampler) -> dict[str, Any]:
-    """Return what names the hosts of a sampler, without the task."""
+    """Return the fields of a sampler that name its hosts: all but the task."""
     return {name: getattr(sampler, name) for name in HostSampler.__dataclass_fields__ if name != "task"}
 
 

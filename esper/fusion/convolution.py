@@ -1,12 +1,12 @@
 """The convolution of many members: a grouped convolution, and what a GPU needs instead.
 
 cuDNN computes a grouped convolution in single precision group by group, with several kernels for each. For small images these
-take longer to launch than to compute, so they are gathered into matrices and multiplied as one batch: on an H200, forward and
+take longer to launch than to compute, so windows are gathered into matrices and multiplied as one batch: on an H200, forward and
 backward of 64 convolutions of 8 channels on images of 8 x 8 take 0.7 ms instead of 4.4, and 2.8 instead of 36 for 512 of them.
 
 In other kernels, as in half precision, cuDNN computes several groups in one tile, as a matrix with zeros between the groups.
-There infinity times zero is NaN, and one member's overflow would become that of its neighbours. So a member with a value that is
-not finite is computed with zeros, and its results are then set to NaN.
+Since infinity times zero is NaN, one member's overflow would spread to its neighbours. So a member with a non-finite value is
+computed with zeros, and its results are then set to NaN.
 """
 
 # M members, G groups, B batch, I inputs and O outputs of a group, R output positions of a batch

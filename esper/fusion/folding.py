@@ -13,7 +13,7 @@ def folded(host: nn.Module) -> nn.Module:
 
     In every segment that is an `nn.Sequential`, and in those directly inside it, a `BatchNorm2d` after a `Conv2d` or
     `MaskedConv2d` becomes part of its weight and bias, and an `nn.Identity` takes the place of the norm. All else stays as it is:
-    the code of other modules may use a part alone.
+    other modules may call their parts separately.
     """
     host = copy.deepcopy(host).eval()
     for segment in host.get_submodule("segments").children():

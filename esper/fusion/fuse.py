@@ -109,8 +109,8 @@ class Fleet:
     tensors.
 
     A fleet of one takes any module: if a layer has no stacked form the module stays plain, its parameters are views of row 0, and
-    its buffers are exposed with a leading axis of 1. It must read its parameters by name when it computes, as modules do, and
-    change its buffers in place.
+    its buffers are exposed with a leading axis of 1. The module must read its parameters by name when it computes, as usual,
+    and change its buffers in place.
 
     Raises:
         FusionError: several modules cannot be fused, or a module draws random numbers.
@@ -159,7 +159,7 @@ class Fleet:
         return self._bind_views(flat, flat.shape[0])
 
     def bind_some(self, chosen_L: Tensor, part: nn.Module | None = None) -> nn.Module:
-        """Bind copies of the current parameters, without gradient, and buffers of some members.
+        """Bind copies of the parameters, without gradient, and of the buffers of some members.
 
         Args:
             chosen_L: the members, which may repeat.

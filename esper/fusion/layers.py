@@ -63,7 +63,7 @@ class Positions(nn.Module):
 class CausalAttention(nn.Module):
     """Causal attention from queries, keys and values `[B, T, 3*D]` to `[B, T, D]`.
 
-    With a lesion every position attends only to itself, so the layer passes the values. The lesion is a buffer, so healthy and
+    With a lesion every position attends only to itself, so the layer returns v. The lesion is a buffer, so healthy and
     lesioned members run in one program.
     """
 

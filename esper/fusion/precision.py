@@ -2,8 +2,8 @@
 
 Forward passes run under `torch.autocast`: convolutions, matrix products and attention take half precision, and so do the features
 that they return. Weights, gradients of weights, optimiser state and batch statistics stay in single precision, and so do losses.
-A norm computes its statistics in single precision, inside its kernel. Sequences keep their residual stream in single precision,
-where an embedding starts it.
+A norm computes its statistics in single precision, inside its kernel. The residual stream of sequences stays in single precision,
+as the embedding returns it.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +23,7 @@ class Precision(StrEnum):
     fp16 = "fp16"
     """11 bits of mantissa, and numbers up to 65,504: gradients need a loss scale."""
     auto = "auto"
-    """Half precision where the device is made for it; see `env.devices`."""
+    """bf16, or else fp16, on a GPU and fp32 on a CPU; see `env.devices.find_precision`."""
 
 
 HALF = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}

@@ -36,7 +36,7 @@ class Verdict:
     suspect_N: BoolArray
     """Hosts with a suspicious loss that does not justify a rollback yet; their snapshots are not updated."""
     penalty: float
-    """Points deducted for a rollback, on the transition that caused it [pp]."""
+    """Penalty of a rollback, deducted from the reward of the transition that caused it [points]."""
 
     @property
     def rollback_N(self) -> BoolArray:

@@ -12,7 +12,7 @@ from esper.lifecycle.stages import BoolArray, FloatArray, IntArray, Op
 GROWTH = (Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE)
 """Operations that continue growth: vetoed for suspect hosts. Pruning is allowed, since it may be the cure."""
 SPREAD = 1.4826
-"""Standard deviation of a normal variable over its median absolute deviation: 1 / 0.67449, the normal's upper quartile."""
+"""Standard deviation of a normal variable over its median absolute deviation: 1 / (upper quartile of the standard normal)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class Health:
         return veto
 
     def rebased(self, where_N: BoolArray, loss_N: FloatArray) -> "Health":
-        """Return the health with only this loss for the marked hosts, whose earlier losses include removed seeds."""
+        """Return the health with this loss alone for the marked hosts, whose earlier losses include seeds removed since."""
         first_NW = np.full_like(self.loss_NW, np.nan)
         first_NW[:, 0] = loss_N
         return replace(

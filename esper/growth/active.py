@@ -44,7 +44,7 @@ class ActiveSeeds:
 
     groups: tuple[Group, ...]
     live_L: Tensor
-    """Index in the features of the members of all groups, group by group `[L]`."""
+    """Positions of the groups' members in the features, group by group `[L]`."""
     alpha_L: Tensor
     """Blend weight of each seed, in [0, 1]."""
     pull_L: Tensor

@@ -7,7 +7,7 @@ the first such slot on:
     main           h_0 = x,  h_{s+1} = segment_{s+1}(slot_s(h_s)),  slot_s(h) = h where the seed is behind
     closed loop    k_f = sg(h_f),  k_{s+1} = segment'_{s+1}(slot'_s(k_s))  f: the member's first such slot
 
-where sg stops the gradient, slot'_s has a seed behind fully in (alpha 1) and any other seed at its own alpha, and segment' is the
+where sg stops the gradient, slot'_s blends in a seed behind at alpha 1 and any other seed at its own alpha, and segment' is the
 host's segment in evaluation mode (running statistics of batch norm, neither batch statistics nor dropout) with parameters sg(w).
 With L the loss of the same batch, the host learns from L(main) alone, and a seed behind with parameters v from
 
@@ -114,7 +114,7 @@ def closed_loop_pass(find: list[FindBank], roles: Roles, device: torch.device) -
         device: device of the tensors.
     """
     behind_MS: BoolArray = roles.behind & (roles.blueprint >= 0)
-    learner_MS = behind_MS & roles.learns  # the gradient of any other would wait for the next seed of its bank
+    learner_MS = behind_MS & roles.learns  # a gradient of any other would be left for the next seed of its bank
     if not learner_MS.any():
         return None
     members, num_slots = behind_MS.shape

@@ -18,7 +18,7 @@ from esper.seeds.blueprints.registry import check_blueprints
 AXES = {Layout.IMAGES: (4, 1), Layout.VECTORS: (2, 1), Layout.SEQUENCES: (3, 2)}
 """Number of axes of the features in a slot, and the axis of the channels."""
 
-TOO_SMALL = "choose a smaller host for these samples, for rows of numbers host=mlp 'blueprint=[norm,mlp_small,mlp]'"
+TOO_SMALL = "choose a smaller host for these samples; for rows of numbers, host=mlp 'blueprint=[norm,mlp_small,mlp]'"
 """Remedy where a convolutional host cannot read the samples."""
 
 

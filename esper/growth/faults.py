@@ -1,4 +1,4 @@
-"""Faults of hosts that no loss shows: buffers that are not finite, and overflows in fp16."""
+"""Faults of hosts that do not show in any loss: non-finite buffers, and overflows in fp16."""
 
 # M members
 

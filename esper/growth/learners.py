@@ -34,7 +34,7 @@ class Pupils:
     members_L: Tensor
     """The members, each once."""
     taught_M: npt.NDArray[np.bool_]
-    """Which members these are."""
+    """True for these members, bool `[M]`."""
     plan: tuple[ActiveSeeds | None, ...]
     """Their active seeds in each slot."""
 

@@ -66,7 +66,7 @@ class LastSegment(NamedTuple):
 
 
 def backpropagate(loss_L: Tensor, scale_L: Tensor | None = None, hooks: GradientHooks | None = None) -> None:
-    """Add the gradients of losses, times a loss scale of each; slot gradients are not scaled."""
+    """Backpropagate the losses, each times its loss scale if given; slot gradients are divided by the scale again."""
     if scale_L is None:
         loss_L.sum().backward()
         return

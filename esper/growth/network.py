@@ -218,7 +218,7 @@ class GrowingNetwork:
         hooks: GradientHooks | None = None,
         starts: dict[int, Tensor] | None = None,
     ) -> LastSegment:
-        """Compute so many members with these seeds, up to their last segment; `starts` gets what the closed-loop pass needs."""
+        """Run `members` members with these seeds, up to their last segment; `starts` gets what the closed-loop pass needs."""
         *segments, last = segments_of(module)
         for slot, (segment, seeds) in enumerate(zip(segments, plan, strict=True)):
             x = segment(x)
@@ -266,8 +266,8 @@ class GrowingNetwork:
         return None if self._pupils is None else self._pupils.hosts_L
 
     def teach(self, x: Tensor, y_LB: Tensor, targets_L: Tensor | None = None) -> Tensor:
-        """Add the gradients of one batch as `backward` does, but in a frozen fleet only for members in which a seed learns,
-        at least one: the batch is that of `pupils_L`.
+        """Add the gradients of one batch as `backward` does, but in a frozen fleet only for members in which a seed learns. There
+        must be at least one; the batch is that of `pupils_L`.
 
         Returns:
             Mean loss of each member `[M]`, or its share of the mean; 0 for those left out.
@@ -303,7 +303,7 @@ class GrowingNetwork:
             fleet.flat.grad = None
 
     def states(self) -> list[Hashable]:
-        """Return what the outputs of each member depend on: which parameters it has, and where its seeds take part."""
+        """Return a key for each member that changes whenever its outputs may: its parameters' version and its seeds' roles."""
         roles = self._roles
         parts = [] if roles is None else [roles.blueprint, roles.blend, roles.behind, roles.alpha]
         return [(version, *(part[member].tobytes() for part in parts)) for member, version in enumerate(self._version_M.tolist())]
@@ -372,7 +372,7 @@ class GrowingNetwork:
         return norms
 
     def take_faults(self) -> Tensor:
-        """Return what no loss shows of the batches since the last call `[M, 3]`; see `faults`."""
+        """Return the faults that no loss shows, since the last call `[M, 3]`; see `faults`."""
         return take_faults(self.host, self.loss_scale)
 
     def rows(self) -> dict[str, Tensor]:

@@ -25,11 +25,11 @@ class Objective:
     """The loss that hosts minimise, and the score that controllers and people see."""
 
     score: ClassVar[str]
-    """Name of the score for people."""
+    """Name of the score, for display."""
     floor: ClassVar[float]
     """Lowest score, as a share."""
     numbers: ClassVar[bool]
-    """Whether targets are numbers; otherwise they are classes, and negative ones are ignored."""
+    """If true, targets are numbers; otherwise they are classes, and negative ones are ignored."""
 
     def losses(self, outputs_XK: Tensor, targets_X: Tensor) -> Tensor:
         """Return the loss of each target `[X]`, 0 where it is ignored."""
@@ -60,7 +60,7 @@ class Objective:
         raise NotImplementedError
 
     def scale(self, targets: Tensor, mean: float) -> Tensor | None:
-        """Return the points that each target is worth, in double precision; None for 1 each."""
+        """Return the scale of each target, the points of a perfect prediction, in double precision; None for 1 each."""
         raise NotImplementedError
 
     def chance_loss(self, targets: Tensor, outputs: int) -> float:

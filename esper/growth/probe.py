@@ -38,7 +38,7 @@ FUSED = (
 
 
 class Flaw(ValueError):
-    """What is wrong with a part, as a predicate with the remedy."""
+    """A flaw of a part; its message is a predicate and the remedy, as in "mixes the samples of a batch: ..."."""
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def flaws(name: str, part: str, shape: Sequence[int] | None = None, remedy: str 
 
 
 def _place(error: Exception) -> str:
-    """Return file and line of an error in the code of a user; empty if it shows in no such file."""
+    """Return file and line of an error in the user's code; empty if the traceback has no such file."""
     ours = [str(Path(module.__file__ or "").parent) for module in (torch, esper)]
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith((*ours, "<"))]
     frames = [one for one in frames if one.name not in ("__enter__", "__exit__")]
@@ -78,7 +78,7 @@ def _place(error: Exception) -> str:
 
 
 def probe_seed(blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fleet: Fleet | None) -> None:
-    """Check a seed: at birth the identity, with a gradient; later a function of one sample.
+    """Check that a seed is the identity at birth and gets gradients, and that it computes each sample alone.
 
     Args:
         features: features of the slot for two samples or more; only their form and signs matter.
@@ -142,7 +142,7 @@ def _probe_vmap(forward: Callable[[Tensor], Tensor], x: Tensor) -> None:
 
 
 def probe_host(host: nn.Module, same: nn.Module, x: Tensor, fleet: Fleet | None) -> None:
-    """Check a host: a function of one sample in evaluation mode, with a gradient for every slot and parameter.
+    """Check that a host computes each sample alone in evaluation mode, and that gradients reach every slot and parameter.
 
     Args:
         host: a host whose features and output have the right shapes; left in evaluation mode.

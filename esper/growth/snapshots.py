@@ -1,4 +1,4 @@
-"""Snapshots of members, to which a failed one goes back."""
+"""Snapshots of members, from which failed members are restored."""
 
 # M members
 

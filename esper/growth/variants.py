@@ -1,7 +1,7 @@
 """One batch under many settings of the alphas, without computing anything twice.
 
 A path is a member together with the settings of its seeds so far: one per member at the input, and a fork where the settings of a
-member differ. Paths lie in the features like members, so hosts and seeds compute them as they compute members. Each host has only
+member differ. Paths are laid out in the features like members, so hosts and seeds compute both alike. Each host has only
 the paths that its own settings need.
 
     settings of one host       on on, off on, on off
@@ -78,7 +78,7 @@ class Tree:
     path_VM: IntArray
     """Last path of each setting of each member."""
     rows: IntArray | None = None
-    """Member of the fleet that each computed member is, which may repeat; None: all of the fleet, in order."""
+    """Index in the fleet of each computed member, which may repeat; None: the whole fleet, in order."""
 
     @property
     def paths(self) -> list[int]:

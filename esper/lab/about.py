@@ -16,7 +16,7 @@ WORDS = {
     "block": "One run of every arm from the same seed, with the same hosts and data. Differences are taken within blocks.",
     "mean, 95 % interval": "Mean of the differences over blocks, with an interval from the sign-flip permutation test.",
     "IQM": "Interquartile mean: the mean of the middle half of the differences, which single extreme runs do not move.",
-    "P(first > second)": "Probability that a run of the first arm exceeds a run of the second one, of whatever block.",
+    "P(first > second)": "Probability that a run of the first arm exceeds a run of the second, whatever their blocks.",
     "p": "Probability of differences at least as large if the arms did not differ, corrected for the looks and the pairs.",
     "p within": "The same for equivalence: probability of differences as small as these if the true difference were the margin.",
     "margin": "The smallest difference that matters, chosen beforehand.",
@@ -30,7 +30,7 @@ WORDS = {
 
 
 def arms_table(found: Comparison) -> dict[str, Any]:
-    """Return a row of text per arm: what defines it. Baselines are named as controllers."""
+    """Return a table with one row per arm that says what defines it: its overrides, or that it is a control or a baseline."""
     trained = {run.arm for run in found.runs}
     overrides = found.design.arms if found.design else {}
     rows: list[list[str]] = []

@@ -16,9 +16,9 @@ from esper.stats.verdict import PairResult
 ALIKE = 0.5
 """Share of blocks with equal greedy accuracies above which arms are said to act alike."""
 LONGER = 4
-"""Factor on the number of updates that is proposed then."""
+"""Factor by which to raise the number of updates if the arms act alike."""
 LEAST = 50
-"""Least number of updates that is proposed then, after which policies of the default task have learned."""
+"""Smallest number of updates to propose in that case; by then, policies of the default task have learned."""
 
 
 def unfinished(runs: Sequence[Run], design: Design | None, folders: Sequence[Path]) -> str:
@@ -28,7 +28,7 @@ def unfinished(runs: Sequence[Run], design: Design | None, folders: Sequence[Pat
 
 
 def states(runs: Sequence[Run]) -> list[str]:
-    """Return what became of runs, a line for those of an arm that share it, as in "sparse, blocks 1, 4 to 11: never started"."""
+    """Return the status of runs, one line per arm and status, as in "sparse, blocks 1, 4 to 11: never started"."""
     alike: dict[tuple[str, str], list[int]] = {}
     for run in runs:
         alike.setdefault((run.arm, run.status), []).append(run.block)
@@ -58,7 +58,7 @@ def next_experiment(results: Sequence[PairResult], design: Design | None, folder
         results: all pairs in the primary outcome.
         design: the experiment.
         folder: its folder.
-        longer: number of updates that would make arms differ that act alike; None if they do not.
+        longer: number of updates to propose if the arms act alike; None if they do not.
     """
     open_ = [result for result in results if not result.decided and result.needed is not None and result.look is not None]
     if design is None or not open_ or design.blocks < design.plan.looks[-1]:
@@ -84,10 +84,10 @@ def measured_spread(spread: Spread | None, design: Design | None, spec: OutcomeS
 
 
 def acting_alike(greedy_BA: pd.DataFrame) -> tuple[int, int] | None:
-    """Return in how many blocks of how many the most probable actions of all arms give the same accuracy; None if in few.
+    """Return in how many blocks the most probable actions of all arms give the same accuracy, and of how many; None unless most.
 
     Args:
-        greedy_BA: accuracy with most probable actions, blocks by trained arms.
+        greedy_BA: accuracy with the most probable actions `[blocks, trained arms]` [%].
     """
     whole: Any = greedy_BA.dropna(axis=0)
     if len(whole) < 2 or whole.shape[1] < 2:

@@ -30,7 +30,7 @@ def save_policy(checkpoint: Path | str, folder: Path | str, *, note: str = "", o
 
     Args:
         checkpoint: folder of a run, for its newest checkpoint; FOLDER/best; or a file.
-        folder: folder to write, which must not exist or be empty, unless `overwrite`.
+        folder: folder to write; unless `overwrite` is true, it must be empty or not exist.
         note: text for the model card, such as what the policy is for.
         overwrite: if true, replace files of an earlier call.
 
@@ -90,13 +90,13 @@ def observation_table(spec: EnvSpec, heads: HeadsConfig) -> dict[str, Any]:
 
 
 def export_program(checkpoint: Path, folder: Path) -> Path | None:
-    """Write one decision of a policy as a program for `torch.export.load`, checked against the policy, and return its file.
+    """Export one decision step of a policy for `torch.export.load`, check it against the policy, and return its file.
 
     Returns:
-        None if its agent has no such program.
+        None if the agent has no such program.
 
     Raises:
-        ConfigError: the program decides otherwise.
+        ConfigError: the outputs of the program differ from those of the policy.
     """
     evaluation = _smallest(checkpoint)
     evaluation.env.close()

@@ -77,7 +77,7 @@ class Comparison:
 
     @property
     def unplanned(self) -> list[str]:
-        """What makes this another comparison than the planned one, as overrides: of the evaluation, and the outcome."""
+        """Differences from the planned comparison, as overrides: those of the evaluation, and the outcome."""
         plan = self.design.plan if self.design else None
         changes = [one for one in self.overrides if plan is None or one not in plan.score_overrides]
         return [*changes, *([f"outcome={self.config.outcome}"] if plan and self.config.outcome != plan.outcome else [])]
@@ -128,7 +128,7 @@ class Comparison:
         return [in_terms_of(self.score, line) for line in lines]
 
     def _said(self, result: PairResult) -> str:
-        """Return the sentence on a pair: where arms act alike, no number of blocks is named that would tell them apart."""
+        """Return the sentence on a pair. If the arms act alike, it names no number of blocks, since more would not help."""
         if self._alike and result.verdict is Conclusion.undecided:
             pair = result.difference
             return f"undecided between {pair.first} and {pair.second}: their policies have not learned to differ yet"
@@ -160,7 +160,7 @@ class Comparison:
 
     @property
     def _longer(self) -> int | None:
-        """Number of updates to try if arms act alike, where all runs have as many; None if they do not."""
+        """Number of updates to propose if arms act alike; None if they do not, or if runs differ in their number of updates."""
         updates = {run.updates for run in self.runs if run.finished}
         return max(LEAST, LONGER * updates.pop()) if self._alike and len(updates) == 1 else None
 
@@ -371,7 +371,7 @@ def _rescored(runs: Sequence[Run], scoring: Scoring) -> list[str]:
 
 
 def _paid_alike(runs: Sequence[Run], overrides: Sequence[str]) -> bool:
-    """Return whether every key of the reward has the same value on the held-out hosts of all runs that have it."""
+    """Return whether each key of the reward has one value in the evaluations of all runs that have this key."""
     pays = any(root_key(one) == "task" or defines_return(one.partition("=")[0]) for one in overrides)  # a task brings a governor
     configs = [scored_config(run, overrides) if pays else run.config for run in runs]
     keys = {key for config in configs for key in config if defines_return(key)}

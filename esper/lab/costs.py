@@ -24,7 +24,7 @@ from esper.lab.scoring import Scoring
 PARTS = ("training", "measuring", "policy", "search")
 """Parts of the cost of a run [FLOP]."""
 Cost = dict[str, float]
-"""Each of `PARTS`, their sum as `total`, and `seconds`; NaN if not measured."""
+"""Each of `PARTS` and their sum as `total` [FLOP], and `seconds` [s]; NaN if not measured."""
 FORWARDS = 3
 """Forward passes that one pass of learning costs: outputs, gradients of weights, gradients of inputs."""
 

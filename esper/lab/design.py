@@ -1,4 +1,4 @@
-"""Design of an experiment: arms times blocks, in an order that avoids bias from drift of the machine, and a plan of its claims.
+"""Design of an experiment: arms x blocks, in an order that avoids bias from drift of the machine, with an analysis plan.
 
 A block is one run of every arm from one seed, drawn from the root seed. Its runs share every random stream that their configs do
 not change. Blocks run one after another, with the arms of each in random order. By default, the first arm is run a second time
@@ -320,7 +320,7 @@ def typed_arms(arms: Mapping[str, Sequence[str]]) -> str:
 
 
 def _has_control(arms: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether the arms have an A/A control, not an arm of that name: two arms with equal overrides are refused."""
+    """Return whether `aa_control` is a control, not an arm of that name: only a control repeats the first arm's overrides."""
     first = next(iter(arms))
     return AA_CONTROL in arms and first != AA_CONTROL and list(arms[AA_CONTROL]) == list(arms[first])
 
@@ -328,8 +328,8 @@ def _has_control(arms: Mapping[str, Sequence[str]]) -> bool:
 def command_of(found: Design, folder: Path | None, *, blocks: int | None = None, more: Sequence[str] = ()) -> str:
     """Return the command of an experiment, rebuilt from its design, to be copied into a shell.
 
-    A launcher is not part of a design: it is that of the last time the experiment in `folder` was started. Looks are those of the
-    folder, or at the last block.
+    The launcher, which is not part of a design, is the one with which `folder` was last started. Looks are left out: a resumed
+    experiment keeps those in its folder, and a new one has a single look at its last block.
 
     Args:
         found: the design.

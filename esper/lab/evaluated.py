@@ -28,9 +28,9 @@ NARROW = 76
 
 
 def verdict(rows: Rows, score: str = "accuracy") -> str:
-    """Return one sentence on the policy, or else the first other controller, compared with never growing.
+    """Return one sentence that compares the policy, or else the first other controller, with never growing.
 
-    A difference is called one if its 95 % interval over hosts excludes 0.
+    A difference counts as clear if its 95 % interval over hosts excludes 0.
     """
     others = [row for row in rows if row["controller"] != "wait"]
     if not others:
@@ -73,8 +73,8 @@ def show(rows: Rows, heading: str, console: Console, against: str = "wait", scor
 
 
 SEARCH_CAPTION = (
-    "FLOPs: of training and measuring a host, in all of its trainings. The return is measured on the data by which a "
-    "search chooses, so compare accuracies."
+    "FLOPs: of training, measuring and decisions, in all trainings of a host. The return is measured on the data by "
+    "which a search chooses, so compare accuracies."
 )
 
 

@@ -50,8 +50,8 @@ REPLAY = "replay"
 
 
 HELD_OUT = ("accuracy", "validation", "return", "parameters", "flops", "training_flops", "measuring_flops", "policy_flops")
-"""Outcomes that are measured on held-out hosts: test and validation accuracy of the committed network [pp], return, parameters of
-its seeds, its FLOPs per sample, and the FLOPs of training it, of validating it, counterfactuals included, and of the controller's
+"""Outcomes that are measured on held-out hosts: test and validation accuracy of the committed network [%], return, parameters of
+its seeds, its FLOPs per sample, and the FLOPs of training it, of validating it (with counterfactuals), and of the controller's
 decisions."""
 
 SPENT = ("training_flops", "measuring_flops", "policy_flops")
@@ -59,8 +59,8 @@ SPENT = ("training_flops", "measuring_flops", "policy_flops")
 
 
 ONLINE = "online"
-"""Outcome that is measured on request, since it takes a measurement after every host epoch: mean over the epochs of the test
-accuracy, with all seeds as they are [pp]."""
+"""Outcome that is measured on request only, since it needs a test after every host epoch: mean test accuracy over the epochs,
+with all seeds as they are [%]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +71,7 @@ class HostOutcomes:
     """Value of every host `[N]`, by the names in `HELD_OUT`, NaN if the environment does not measure it; and `ONLINE` if it was
     measured."""
     instance: list[str]
+    """Kind of each host."""
     kept: list[Topology]
     """The seeds that each host kept."""
     seeds: list[list[dict[str, Any]]] = field(default_factory=list[list[dict[str, Any]]])
@@ -188,7 +189,7 @@ class Evaluation:
         return found
 
     def measure(self, latency: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """Take this measurement of latency, or measure it now if the reward needs it, and return it; None if it does not."""
+        """Return the latency, which is measured now if the reward needs it and none is given; None if it is not needed."""
         self.env.prepare({"latency": latency} if latency else self.env.state_dict())
         return self.env.state_dict().get("latency")
 

@@ -118,7 +118,7 @@ def _shows_something(figure: Figure) -> bool:
 def learning_curves(axes: Axes, runs: Sequence[Run], colours: Colours, *, floor: float = 0.0) -> None:
     """Draw the mean over blocks, and for a few arms its interval, for every update that all runs of an arm have recorded.
 
-    Intervals end at the lowest and the highest possible score, `floor` and 100 %.
+    Intervals are clipped to the possible scores, `floor` to 100 %.
     """
     for (arm, colour), style in zip(colours.items(), cycle(("-", "--", "-.", ":")), strict=False):  # equal curves stay visible
         found = [

@@ -69,7 +69,7 @@ class Proposals:
         return [self._schedule(trial) for trial in self._asked]
 
     def tell(self, score_N: npt.NDArray[np.floating[Any]]) -> None:
-        """Receive the scores of the schedules that were asked for last."""
+        """Receive the scores `[N]` of the schedules that were asked for last; higher is better."""
         for study, trial, score in zip(self.studies, self._asked, score_N.tolist(), strict=True):
             study.tell(trial, score)
 

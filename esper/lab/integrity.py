@@ -12,7 +12,7 @@ from esper.lab.runs import Run
 from esper.training import provenance
 
 UNCHECKED = ("telemetry", "plugins", "resume")
-"""Root keys that a run may have changed without being another one."""
+"""Root keys in which a run may differ from its plan."""
 
 
 def check_runs(runs: Sequence[Run], folders: Sequence[Path]) -> list[str]:

@@ -59,7 +59,7 @@ class Journal:
 
     @property
     def kept(self) -> int:
-        """Number of outcomes in the file."""
+        """Number of outcomes in the file, without the latency."""
         return sum(name != LATENCY for name in self._outcomes)
 
     def remove(self) -> None:

@@ -41,7 +41,7 @@ class RunContext:
     cores: int | None = None
     """Number of cores to use, at least 1; None for all."""
     number: int = 0
-    """Number of the run among those that run at the same time, by which GPUs are dealt."""
+    """Index of the run in its sweep, by which GPUs are assigned in turn; 0 if runs do not overlap."""
     plan: str | None = None
     """Digest of the experiment of which the run is a cell; None if there is none."""
 
@@ -64,9 +64,9 @@ def run_context(hydra: Any) -> RunContext:
 
 
 def end_with_parent() -> None:
-    """End this process as soon as its parent has died, if it is a worker of one (joblib's): kills lose nothing.
+    """End this process when its parent dies, if it is a worker process, as of joblib. A killed run can be resumed.
 
-    Such workers would finish their runs, hold the locks of their folders until then, and stay.
+    Otherwise the worker would finish its run, lock the folder of the run until then, and never exit.
     """
     if parent := multiprocessing.parent_process():
         _end_with(parent.pid)

@@ -2,11 +2,11 @@
 
 Each held-out host is trained several times, each time with another schedule of seeds, and the training that does best on the
 validation split is kept. Its outcomes are those of the search, but FLOPs of training and measuring are the sums over all of its
-trainings. Test accuracy does not enter the choice; the return does, so that of a search is biased upwards.
+trainings. The choice never uses test accuracy. By default it uses the return, so the return of a search is biased upwards.
 
 All hosts try their next schedule at the same time, each host its own. Every training runs to the end once, and all methods read
-its curves. A training that a method stops counts its FLOPs up to there, and one that it continues counts no epoch twice, as for a
-user who saves the networks: a host is determined by its name, so the epochs up to a rung are the same in either case.
+its curves. If a method stops a training, its FLOPs count up to that epoch; if it continues one, no epoch counts twice, as if the
+networks had been saved. This is exact: the random streams of a host do not depend on when its training stops.
 """
 
 # N hosts, T host epochs, J trainings of each host
@@ -36,12 +36,12 @@ Schedules = list[list[ActionConfig]]
 """The schedule of each host."""
 
 FIRST_RUNG = 8
-"""The first rung of a halving is this fraction of an episode; at each rung, the weaker half stops."""
+"""The first rung of a halving is at 1 / FIRST_RUNG of an episode; at each rung, the weaker half stops."""
 
 
 OBJECTIVES = ("return", "validation")
-"""Objectives of a search, on the validation split: the return, at a rung the return so far; or the accuracy of the committed
-network, at a rung the accuracy with all seeds as they are."""
+"""Objectives of a search, on the validation split: return (at a rung, the return so far), or validation, the accuracy of the
+committed network (at a rung, the accuracy with all seeds as they are)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ class Training:
     score_TN: Float64Array
     """Objective after every host epoch."""
     accuracy_TN: Float64Array
-    """Validation accuracy with all seeds as they are, which decides between equal scores at a rung [pp]."""
+    """Validation accuracy with all seeds as they are [%]; it breaks ties between scores at a rung."""
     training_TN: Float64Array
     """FLOPs of training so far."""
     measuring_TN: Float64Array
@@ -97,10 +97,10 @@ def affordable(budget: float, rungs: Sequence[int]) -> int:
 
 
 def best_of(trainings: Sequence[Training], epochs_JN: IntArray) -> HostOutcomes:
-    """Return the outcomes of the best training of each host that ran to the end, and the FLOPs of all of them.
+    """Return, for each host, the outcomes of the best training that ran to the end, with the FLOPs of all its trainings.
 
     Args:
-        epochs_JN: how long each of them ran [host epochs].
+        epochs_JN: how long each training of each host ran [host epochs].
     """
     score_JN = np.nan_to_num(np.stack([one.score_TN[-1] for one in trainings]), nan=-np.inf)
     best_N = np.where(epochs_JN == len(trainings[0].score_TN), score_JN, -np.inf).argmax(axis=0)
@@ -120,10 +120,10 @@ class HostSearch:
     """Searches on the held-out hosts of an evaluation. They share the random schedules, and so their trainings."""
 
     def __init__(self, evaluation: Evaluation, *, by: str = "return", times: Times | None = None) -> None:
-        """Draw nothing yet.
+        """Prepare the searches; nothing is drawn or trained yet.
 
         Args:
-            evaluation: its hosts are searched for.
+            evaluation: the evaluation whose held-out hosts are trained.
             by: one of `OBJECTIVES`.
             times: distribution of planting times; None means early, but uniform for a task with events.
 
@@ -181,7 +181,7 @@ class HostSearch:
         return self._brackets(budget, 1)
 
     def hyperband(self, budget: int) -> tuple[Sequence[Training], IntArray]:
-        """Halve from different rungs on, with equal parts of the budget: as many of them as get two full trainings each."""
+        """Run halvings from different rungs on, with equal parts of the budget: as many as can have two full trainings each."""
         return self._brackets(budget, self._num_brackets(budget))
 
     def _num_brackets(self, budget: int) -> int:
@@ -201,12 +201,12 @@ class HostSearch:
         return self._to_the_end(self._proposed[:count])
 
     def enumerate(self, _: int, env: Environment | None = None) -> tuple[Sequence[Training], IntArray]:
-        """Train nothing, and one seed of each blueprint in each slot, planted at the start."""
+        """Train every host without a seed, and with each blueprint in each slot, planted at the start."""
         schedules = [list[ActionConfig](), *(planted(slot, kind, 0) for slot, kind in self.places)]
         return self._to_the_end([self.train([one] * self.env.num_envs, env) for one in schedules])
 
     def static_nets(self, _: int) -> tuple[Sequence[Training], IntArray]:
-        """Train nothing, and one seed of each blueprint in each slot, part of the network from initialisation."""
+        """Train every host without a seed, and with each blueprint in each slot, active from initialisation."""
         env = self.evaluation.static_env()
         found = self.enumerate(0, env)
         env.close()
@@ -286,7 +286,7 @@ METHODS: dict[str, Callable[[HostSearch, int], tuple[Sequence[Training], IntArra
     "enumerate": HostSearch.enumerate,
     "static_nets": HostSearch.static_nets,
 }
-"""Methods of a search per host, by the number of full trainings that they may spend."""
+"""Name of a method -> function of a search and of the number of full trainings per host that it may spend."""
 UNBUDGETED = ("enumerate", "static_nets")
 """Methods without such a number."""
 PREFIX = "search_"

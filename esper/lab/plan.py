@@ -190,7 +190,7 @@ def announce(found: Design, folder: Path) -> list[str]:
         )
     if found.blocks < plan.looks[0]:
         more = command_of(found, folder, blocks=plan.looks[0])
-        lines.append(f"blocks={found.blocks} are too few for a verdict, which takes {plan.looks[0]}; for one, run: {more}")
+        lines.append(f"blocks={found.blocks} is too few for a verdict, which takes {plan.looks[0]}; to get one, run: {more}")
     if found.blocks > plan.looks[-1]:
         lines.append(f"blocks from {plan.looks[-1]} on are beyond the last planned look: they enter no verdict")
     return lines
@@ -228,7 +228,7 @@ def agreed(folders: Sequence[Path]) -> CompareConfig:
 
 
 def scored_with(folders: Sequence[Path], typed: Sequence[str]) -> list[str]:
-    """Return the evaluation overrides of a comparison: those that were planned, unless their key is typed, and those typed.
+    """Return the evaluation overrides of a comparison: the planned ones, with typed keys replaced, then the other typed ones.
 
     Raises:
         ConfigError: the plans of several experiments have other ones.

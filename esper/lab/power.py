@@ -31,7 +31,7 @@ class Typical:
     spreads: Mapping[str, float]
     """Standard deviation of the difference of two controllers in a block, by outcome, rounded to two digits."""
     sizes: Mapping[str, tuple[str, ...]]
-    """Settings of the records that determine how much an outcome varies."""
+    """Setting that affects how much outcomes vary -> its values in the records."""
 
 
 TYPICAL = {
@@ -166,7 +166,7 @@ def assumed_spread(design: Design) -> float | None:
 
 
 def _task(design: Design) -> str | None:
-    """Return the task of all arms if its typical spreads are known, else None, as where they are scored on another."""
+    """Return the task of all arms if its typical spreads are known; None otherwise, and if there are `score_overrides`."""
     tasks: set[str] = set()
     for own in design.arms.values():
         settings = (one.partition("=") for one in (*design.common, *own))

@@ -1,4 +1,4 @@
-"""A network that the controller of a run grows, grown once more: the same host, among as many others, gives the same network."""
+"""Grows the network of a held-out host once more: the same host, among the same number of hosts, gives the same network."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -74,11 +74,11 @@ def regrow(
 
 
 def in_and_out(data: Data, samples: torch.Tensor) -> dict[str, Any]:
-    """Return what the inputs and outputs of a network are: for a regression, also the name of the target, and the mean and
-    deviation by which an output becomes a prediction of it.
+    """Return a description of a network's inputs and outputs; for a regression, also the name of the target, and the mean and
+    standard deviation that turn an output into a prediction.
 
     Args:
-        data: its data.
+        data: data of the network's host.
         samples: some inputs.
     """
     units = data.units
@@ -112,8 +112,8 @@ def grown_network(
     Args:
         checkpoint: folder of a run, FOLDER/best, or a file.
         host: number of the held-out host, as `run.html` and `esper.evaluate` count them, below `hosts`.
-        hosts: number of held-out hosts, at least 2; with another number, the network may be another one. That of `esper.evaluate`
-            is 64, that of `run.html` telemetry.page_hosts.
+        hosts: number of held-out hosts, at least 2. Another number may give another network: use that of the evaluation or
+            page, by default 64 in `esper.evaluate` and telemetry.page_hosts in `run.html`.
         episode: index of the set of held-out hosts.
         controller: policy, policy_greedy, or an agent that needs no training.
         overrides: evaluation overrides, such as devices=[cpu].

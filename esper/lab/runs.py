@@ -105,8 +105,8 @@ class CompareConfig:
     against: str | None = None
     """Arm that all others are compared with; null compares every pair. Fewer pairs detect smaller differences."""
     strata: list[str] = field(default_factory=lambda: list[str]())
-    """Keys in which runs differ without being different arms, as in strata=[task]. Arms are compared within each stratum, and
-    their differences over all. Blocks are then seeds within strata."""
+    """Keys in which runs may differ without being different arms, as in strata=[task]. Arms are compared within each stratum, and
+    their differences are pooled over strata. A block is then one seed in one stratum."""
     workers: int = 1
     """Processes that score runs in parallel, at least 1, each with its share of the cores. Higher: faster, more memory."""
     final: bool = False
@@ -171,7 +171,7 @@ class Run:
 
 
 def measures_hosts(run: Run) -> bool:
-    """Return whether the environment of a run trains hosts, as most outcomes need; one from outside counts as such."""
+    """Return whether the environment of a run trains hosts, which most outcomes need; true for one that is not in the table."""
     kind = GROUPS["env"].get(str(run.config.get("env")))
     return kind is None or kind.has_hosts
 

@@ -114,8 +114,8 @@ def score_all(
 
 
 def _score(scoring: Scoring, run: Run, cores: int | None, plugins: Sequence[str], number: int) -> Scores:
-    """Score a run; with a number of cores, in a new process, which imports the plugins of the command and those that the run
-    recorded, and takes the GPU of the run's number."""
+    """Score a run. If `cores` is given, this is a new process: it first imports the plugins of the command, takes the GPU of the
+    run's number, and limits itself to these cores."""
     if cores is not None:
         warn_plainly()
         load_plugins(plugins)
@@ -264,7 +264,7 @@ def unseen_kinds(runs: Sequence[Run], scoring: Scoring) -> list[str]:
     pairs = [(kind, one["choice"]["for_kind"]) for one in files for kind in one["rows"]["oracle"]["instance"]]
     unseen = sum(kind not in known and condensed(kind) not in known for kind, known in pairs)  # older files have kinds in full
     where = f"{unseen} of the {scoring.hosts * len(own)} hosts of the oracle are of kinds that it was not chosen on"
-    return [f"{where}, and have the best schedule of all"] if unseen else []
+    return [f"{where}, and get the best overall schedule"] if unseen else []
 
 
 def _read(path: Path) -> Any:
@@ -275,8 +275,8 @@ def _read(path: Path) -> Any:
 
 
 def training_scores(run: Run) -> dict[str, float]:
-    """Return the outcomes that are measured in training: means over the updates that telemetry.every selects, and the last; those
-    that an anomaly adds would bias them."""
+    """Return the outcomes that are measured in training: means over the updates that telemetry.every selects, and the last one.
+    Updates written only because of an anomaly are left out, since they would bias the means."""
     every = int(run.config["telemetry.every"])
     records = [record for record in records_of(run) if record["update"] % every == 0 or record["update"] == run.updates]
     accuracy = [record["host/committed_accuracy"] for record in records if "host/committed_accuracy" in record]

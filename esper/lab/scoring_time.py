@@ -16,7 +16,7 @@ BUILDING = 1.0
 
 
 def scoring_share(found: Design, settings: Mapping[str, Any]) -> float:
-    """Return the time of scoring a policy as a share of that of its training: held-out hosts grown, by hosts grown in training.
+    """Return the time of scoring a policy over that of its training: the ratio of held-out to training hosts grown.
 
     Args:
         found: the experiment.
@@ -29,8 +29,8 @@ def before(found: Design, settings: Mapping[str, Any]) -> str:
     """Return the line about scoring that is printed before the first run."""
     share = scoring_share(found, settings)
     time = f"{share:.1f} times as long as training them" if share >= 1 else f"{100 * share:.0f} % of the time of their training"
-    more = "; baselines come on top" if found.plan.baselines else ""
-    more += ", if hosts of score_overrides take as long as those of the training" if found.plan.score_overrides else ""
+    more = ", if hosts of score_overrides take as long as those of the training" if found.plan.score_overrides else ""
+    more += "; baselines come on top" if found.plan.baselines else ""
     return (
         f"afterwards, esper.compare scores {len(found.arms) * found.blocks} policies on {found.plan.score_hosts} held-out hosts "
         f"each, which takes about {time}{more}"

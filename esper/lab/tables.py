@@ -94,12 +94,12 @@ def p_of(value: float) -> str:
 
 
 def tested(row: Any) -> bool:
-    """Return whether a row of differences.csv has a test: not before a look, nor where differences do not vary."""
+    """Return whether a row of differences.csv has a test: not before a look, nor where all differences are 0."""
     return varies(row) and (row.verdict == "control" or not pd.isna(row.look))
 
 
 def varies(row: Any) -> bool:
-    """Return whether a row has differences that vary: at least two blocks, and not 0 in all of them."""
+    """Return whether a row has differences to test: at least two blocks, and differences that are not all 0."""
     return row.blocks >= 2 and (row.mean != 0 or spreads(row))
 
 

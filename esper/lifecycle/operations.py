@@ -185,7 +185,7 @@ def shortest_life(slots: SlotsConfig, gates: GatesConfig, ticks: int) -> int:
     auto, incubates = slots.auto_advance, slots.incubation != Incubation.none
     blending = max(ticks - ("holding" in auto), gates.min_blending) if incubates else 0
     held_by_hand = ("holding" if incubates else "blending") not in auto
-    at_once = held_by_hand and "fossilized" in auto  # time follows the action: held and fossilized in one step
+    at_once = held_by_hand and "fossilized" in auto  # `tick` follows the action: held and fossilized in one step
     return gates.min_training + blending + 2 + ("training" not in auto) - at_once
 
 

@@ -26,7 +26,7 @@ class Incubation(StrEnum):
     straight_through = "straight_through"
     """Behind the host, with the gradient that its output would get at alpha 1."""
     closed_loop = "closed_loop"
-    """Behind the host, in a second pass of the rest of the network that includes its effect and in which only it learns."""
+    """Behind the host, in a second pass through the rest of the network that includes the seed's effect; only the seed learns."""
     none = "none"
     """No incubation: active at once, with no effect at first, since a seed is the identity at birth."""
 

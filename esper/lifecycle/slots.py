@@ -17,7 +17,7 @@ from esper.lifecycle.stages import BoolArray, Stage
 from esper.ranges import check_ranges
 
 GATES = {"training": Stage.GERMINATED, "blending": Stage.TRAINING, "holding": Stage.BLENDING, "fossilized": Stage.HOLDING}
-"""Gates by the stage they lead to, with their start stage."""
+"""Gate, named by the stage that it leads to -> stage that it leads from."""
 
 
 class Isolation(StrEnum):
@@ -40,7 +40,7 @@ class SlotsConfig:
     one_at_a_time: bool = False
     """If true, a host may germinate a seed only while it has no other germinated or training seed."""
     auto_advance: list[str] = field(default_factory=lambda: ["training", "holding"])
-    """Stages entered without an action as soon as their gate opens, out of training, blending, holding, fossilized."""
+    """Stages entered without an action as soon as their gate opens: any of training, blending, holding, fossilized."""
     min_prune_age: int = 5
     """Minimum age of a seed to be pruned, at least 0 [host epochs]. Higher: less churn."""
     embargo: int = 2
@@ -135,7 +135,7 @@ class OnePermanentConfig(InServiceConfig):
     max_seeds: int = 1
     """Maximum number of seeds per host, live and fossilized together, at least 0; 0: no limit."""
     auto_advance: list[str] = field(default_factory=lambda: list(GATES))
-    """Stages entered without an action as soon as their gate opens, out of training, blending, holding, fossilized."""
+    """Stages entered without an action as soon as their gate opens: any of training, blending, holding, fossilized."""
 
 
 @dataclass(kw_only=True, slots=True)

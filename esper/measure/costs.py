@@ -40,7 +40,7 @@ class Price:
     host: float
     """A host without seeds."""
     seed_KS: Numbers
-    """A seed of each blueprint in each slot; 0 where it cannot grow."""
+    """A seed of each blueprint in each slot; 0 where it cannot grow, but NaN in a price of latency."""
     gate_S: Numbers
     """The gate of a seed in each slot."""
 
@@ -86,8 +86,8 @@ class Flops:
             a seed that does not          2: the layers before it need the gradient of its features
             all after a seed that learns in a closed loop, the host's segments and other seeds
                                           2 more, for the closed-loop pass
-            a seed behind in a closed loop
-                                          3, all of them in the closed-loop pass; if it no longer learns, 2 in the pass of another
+            a seed behind the host in a closed loop
+                                          3, all in the closed-loop pass; if it no longer learns, 2 in the pass of an earlier seed
 
         In a frozen host no gradient of its weights is computed, and gradients of features only after the first seed that learns:
 
@@ -115,8 +115,8 @@ class Flops:
     def measuring(self, roles: Roles, incubation: Incubation, alpha_VNS: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Return the FLOPs of measuring one sample for each host under V settings of its alphas `[N]`.
 
-        Settings that agree in all of a host's seeds up to some depth are computed once up to there, and a seed's branch once for
-        each distinct input on which some setting has it on, see `variants`. A host counts what it would need alone.
+        Settings with equal alphas up to some depth of a host share the computation up to there. The branch of a seed is computed
+        once for each distinct input with which some setting has the seed on; see `growth.variants`. Hosts count as if alone.
         """
         inside_NS = (roles.blueprint >= 0) & ~(roles.behind & (incubation is Incubation.closed_loop))
         seed_NS = np.where(inside_NS, self.forward.at(roles.blueprint, roles.blend), 0)

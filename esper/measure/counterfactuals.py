@@ -1,6 +1,6 @@
 """Counterfactuals: the settings of the alphas that a validation measures, and the effects of seeds computed from them."""
 
-# N hosts, S slots, V variants
+# N hosts, M members (hosts, in order), S slots, V variants
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields

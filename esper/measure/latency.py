@@ -40,7 +40,7 @@ def measure_latency(
     Args:
         host: a plain host; it is left on the device, in evaluation mode.
         blueprints: the blueprints of a run.
-        used_S: slots in use; seeds of the others are NaN.
+        used_S: slots in use; NaN for seeds in the others, and for seeds that cannot grow.
         samples: inputs of a host; the first `BATCH` are used, repeated if there are fewer.
         device: device of the measurement.
     """

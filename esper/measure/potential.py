@@ -200,7 +200,7 @@ class SlotSensor:
         self.mask_PJ = _weights([one.last for one in simple.values()], slot.channels).to(device) if simple else None
 
     def measure(self, gradients: SlotGradients) -> Tensor:
-        """Return the growth potential `[M, K]`, NaN where the blueprint cannot grow, or where the fit explains any gradient.
+        """Return the growth potential `[M, K]` [nats per unit of learning rate], NaN if a seed cannot grow or the fit is exact.
 
         Raises:
             SeedError: the branch of a blueprint raised an error.
@@ -217,7 +217,7 @@ class SlotSensor:
         if not self._warned:
             warnings.warn(
                 f"growth potential is unknown in slot {self.slot.name}: a batch has {vectors} vectors there, and it takes more "
-                f"than {self.slot.channels + 1}, one for each feature and one: raise task.batch_size, or lower "
+                f"than {self.slot.channels + 1}, one per feature and one for the constant: raise task.batch_size, or lower "
                 "optimiser.micro_batches",
                 stacklevel=2,
             )
@@ -262,5 +262,5 @@ class PotentialSensor:
         self.slots = [SlotSensor(blueprints, slot, device) for slot in slots]
 
     def measure(self, gradients: Sequence[SlotGradients]) -> Tensor:
-        """Return the growth potential `[M, S, K]` from the gradients of each slot, NaN where the blueprint cannot grow."""
+        """Return the growth potential `[M, S, K]` of all slots [nats per unit of learning rate], as `SlotSensor.measure`."""
         return torch.stack([sensor.measure(one) for sensor, one in zip(self.slots, gradients, strict=True)], 1)

@@ -42,7 +42,7 @@ class SeedSettingsConfig:
     max_norm: float | None = None
     """Maximum gradient norm of a seed, above 0; null: as for hosts."""
     warmup_batches: int = 0
-    """Batches from its planting over which the learning rate of a seed rises linearly, at least 0. Higher: a gentler start."""
+    """Number of batches after planting over which a seed's learning rate rises linearly, at least 0. Higher: a gentler start."""
 
     def __post_init__(self) -> None:
         ranges = {
@@ -99,7 +99,7 @@ class OptimiserConfig:
 class MemberOptimiser:
     """An optimiser of the rows of a flat tensor `[M, P]`, each clipped by its own gradient norm.
 
-    The same updates as `clip_grad_norm_` and an optimiser of `torch.optim` on each member alone. The state of a row is a row of
+    Updates are those of `clip_grad_norm_` and an optimiser of `torch.optim` on each member alone. The state of a row is a row of
     every tensor in `state`, zero for a newborn member.
 
     Args:
@@ -160,7 +160,7 @@ class MemberOptimiser:
     def forget(self, members: Sequence[int]) -> None:
         """Zero the state of these rows."""
         for rows in self.state.values():
-            for member in members:  # one by one: an index that is a list would let the CPU wait for a GPU
+            for member in members:  # one by one: indexing with a list would make the CPU wait for a GPU
                 rows[member].zero_()
 
     def take_norms(self) -> Tensor:

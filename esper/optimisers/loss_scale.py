@@ -5,8 +5,8 @@ its gradients are divided by it before anything else reads them: norms, clipping
 is not finite then, it overflowed, and the step is skipped. As with several optimisers and one `GradScaler`, host and seeds of a
 member share the scale, and each decides for itself: the host takes its step although a seed skips its own, and the reverse.
 
-An overflow is no sickness: it halves the scale, and the next batch is tried again. It is one at the lowest scale, 1, where the
-gradient itself, not its multiple, exceeds the range of half precision or is NaN.
+An overflow is not a fault: it halves the scale, and training goes on with the next batch. At the lowest scale, 1, it is a fault:
+the gradient itself, not a multiple of it, exceeds the range of half precision or is NaN.
 """
 
 # M members, L some of them
@@ -18,7 +18,7 @@ from torch import Tensor
 
 FIRST = 2.0**12
 """Scale of a new member. Higher: more bits of small gradients, and more overflows at first; PyTorch's 2^16
-makes a host of `digits` skip one or two batches of its short episode, 2^12 one in several hosts."""
+makes a host of `digits` skip one or two batches of its short episode; with 2^12, one host in several skips one."""
 LEAST = 1.0
 """Lowest scale; an overflow there counts as non-finite."""
 STEPS_TO_GROW = 2000
@@ -31,7 +31,7 @@ class LossScale:
     def __init__(self, members: int, device: torch.device | str) -> None:
         zero_M1 = torch.zeros(members, 1, device=device)
         self.state = {"scale": torch.full_like(zero_M1, FIRST), "steps": zero_M1}
-        """Scale, and steps since it last changed `[M, 1]`: powers of two, so that scaling is exact."""
+        """`scale`, a power of two so that scaling is exact, and `steps` since it last changed, `[M, 1]` each."""
         self._skipped_M, self._sick_M = torch.zeros_like(zero_M1[:, 0]), torch.zeros_like(zero_M1[:, 0], dtype=torch.bool)
 
     def of(self, members_L: Tensor | None = None) -> Tensor:
@@ -51,7 +51,7 @@ class LossScale:
         scale_M1.mul_(torch.where(over_M1, 0.5, torch.where(grows_M1, 2.0, 1.0))).clamp_(min=LEAST)
 
     def take_overflows(self) -> tuple[Tensor, Tensor]:
-        """Return since the last call the overflows of each member `[M]`, and whether one was at the lowest scale `[M]`."""
+        """Return the overflows of each member since the last call `[M]`, and whether one was at the lowest scale `[M]`."""
         found = self._skipped_M.clone(), self._sick_M.clone()
         self._skipped_M.zero_()
         self._sick_M.zero_()

@@ -98,7 +98,7 @@ class Contents:
 
 
 def gather(folder: Path, hosts: int | None = None) -> Contents:
-    """Read the folder of a run, also of one that goes on or was killed, with traces of so many held-out hosts (None: of most).
+    """Read the folder of a run, even one that still runs or was killed, with traces of `hosts` held-out hosts (None: the most).
 
     Raises:
         ConfigError: the checkpoint was written by another version.
@@ -191,12 +191,12 @@ def _grown(table: Callable[[str], Table | None]) -> Grown | None:
 
 
 def _most_hosts(shown: Grown | None, update: int, evaluated: Evaluated | None) -> tuple[Grown | None, int]:
-    """Return the results that the page starts with, and the update of their policy: those of the newest policy on most hosts.
+    """Return the results that the page starts with, and the update of their policy: those of the newest policy on the most hosts.
 
     Args:
         shown: results of the hosts that the page shows.
         update: the update of their policy.
-        evaluated: the evaluation of the newest policy on most hosts.
+        evaluated: the evaluation of the newest policy on the most hosts.
     """
     other = _grown(evaluated.table) if evaluated else None
     if evaluated and other and (shown is None or (evaluated.update, other.hosts) > (update, shown.hosts)):

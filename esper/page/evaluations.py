@@ -71,8 +71,8 @@ class Evaluated:
 
 
 def evaluations(folder: Path) -> list[Evaluated]:
-    """Return the evaluations in the folder of a run, the newest policy last, and of one policy that which was written last.
-    Transfers to other tasks do not count."""
+    """Return the evaluations in the folder of a run, ordered by the update of their policy, then by the time of
+    writing. Transfers to other tasks do not count."""
     found: list[tuple[int, float, Evaluated]] = []
     for path in folder.glob("evaluation_*.json"):
         with suppress(OSError, ValueError):
@@ -87,12 +87,12 @@ def evaluations(folder: Path) -> list[Evaluated]:
 
 
 def richest(found: Sequence[Evaluated]) -> Evaluated | None:
-    """Return the evaluation of the newest policy with most controllers, of equal ones the last; None if there is none."""
+    """Return the evaluation of the newest policy with the most controllers, the last one if tied; None if there is none."""
     return max(_newest(found), key=lambda one: len(one.report["hosts"]), default=None)
 
 
 def largest(found: Sequence[Evaluated]) -> Evaluated | None:
-    """Return the evaluation of the newest policy on most hosts, of equal ones the last; None if there is none."""
+    """Return the evaluation of the newest policy on the most hosts, the last one if tied; None if there is none."""
     return max(_newest(found), key=lambda one: one.hosts, default=None)
 
 
@@ -135,7 +135,7 @@ def meaning(name: str, search_by: str = "return") -> str:
         return MEANINGS[name]
     if name.startswith(PREFIX):
         count = name.rpartition("_")[2]
-        spent = f"as much training of each host as {count} times" if count.isdecimal() else "all of its candidates for each host"
+        spent = f"the work of {count} full trainings per host" if count.isdecimal() else "all of its candidates for each host"
         by = "validation accuracy, so compare test accuracies" if search_by == "validation" else "return, so compare accuracies"
         return f"a search, not a controller: {spent}, of which the best is kept. It chooses by the {by}"
     short, _, chosen = name.partition(" (")

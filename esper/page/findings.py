@@ -203,8 +203,8 @@ def _mean(values: npt.NDArray[np.float64]) -> str:
 
 
 def rivals(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None:
-    """Return the best controller of an evaluation beside the policy and the oracle: its name, the policy's return minus its own,
-    and how many hosts it grew; None if there is none."""
+    """Return the best controller of an evaluation, except policies, searches, replay and the oracle: its name, the policy's
+    return minus its own, and how many hosts it grew; None if there is none."""
     hosts: Mapping[str, Any] = report.get("hosts", {})
     out = ("policy", "search", "replay", ORACLE)
     others = {name: one["return"] for name, one in hosts.items() if not name.startswith(out)}
@@ -234,7 +234,7 @@ def oracle_sentence(report: Mapping[str, Any]) -> str:
     said = f"against an oracle, the best schedule of one seed for each kind of host: {_paired(difference, len(own))}"
     unseen = report.get("unseen_kinds")
     return (
-        f"{said}; {unseen} of them are of kinds that it was not chosen on, and have the best schedule of all" if unseen else said
+        f"{said}; {unseen} of them are of kinds that it was not chosen on, and get the best overall schedule" if unseen else said
     )
 
 

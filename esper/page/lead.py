@@ -25,7 +25,7 @@ ROLLBACKS = "governor/rollbacks_"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grown:
-    """The same held-out hosts, grown by a policy and never."""
+    """Results on the same held-out hosts, grown by a policy and not grown."""
 
     policy: Table
     """With sampled actions, as in training."""
@@ -53,7 +53,7 @@ def sentences(
     """Return the lines at the top of a page, the most important first.
 
     Args:
-        worth: results of most hosts, which the numbers are from; None without results.
+        worth: results of the largest set of hosts, from which the numbers come; None without results.
         shown: traces of the hosts that the page shows; None without traces.
         name: the policy in words.
         score: name of the hosts' score.
@@ -225,7 +225,7 @@ def rollbacks(records: Sequence[Mapping[str, float]]) -> str:
         return f", and none {where}"
     named = ", ".join(f"{cause} {count}" for cause, count in causes.items() if count)
     return (
-        f"; {causes.total()} {where}, the last in update {newest} ({named}): the governor restored a healthy state of a sick host"
+        f"; {causes.total()} {where}, the last in update {newest} ({named}): the governor restored an earlier state of the host"
     )
 
 

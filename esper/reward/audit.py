@@ -37,7 +37,7 @@ def suspects(signals: StepSignals, gain_NS: FloatArray) -> tuple[BoolArray, Bool
 
 
 def rank_correlation(paid_N: FloatArray, outcome_N: FloatArray, groups: Mapping[str, slice]) -> float:
-    """Return Spearman's rank correlation within each group of hosts, mean over hosts; NaN where no group varies in both."""
+    """Return Spearman's rank correlation within groups, mean weighted by hosts; NaN if no group varies in both."""
     found: list[tuple[float, int]] = []
     for rows in groups.values() or [slice(None)]:
         known = np.isfinite(outcome_N[rows]) & np.isfinite(paid_N[rows])
@@ -49,7 +49,7 @@ def rank_correlation(paid_N: FloatArray, outcome_N: FloatArray, groups: Mapping[
 
 
 def _ranks(values: FloatArray) -> npt.NDArray[np.float64]:
-    """Return the rank of each value from 1 on; equal values have the mean of their ranks. Here, as scipy takes long to import."""
+    """Return the rank of each value from 1 on; equal values have the mean of their ranks. No scipy: it imports slowly."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(count) - (count - 1) / 2)[place]
 

@@ -16,7 +16,7 @@ from esper.reward.terms import Memory
 
 
 class RewardError(ValueError):
-    """A term of a reward does not do what a term must; the message is for its author."""
+    """A reward term that breaks the interface of terms; the message is for its author."""
 
 
 class Weights(Protocol):
@@ -49,7 +49,7 @@ class Reward:
         return np.stack(list(components.values())).sum(axis=0), components
 
     def initial_potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
-        """Return gamma * Phi of the states that sub-episodes start from `[N]` [pp], which shaping deducts there; 0 by default.
+        """Return gamma * Phi of the states that sub-episodes start from `[N]` [pp], left out at the rollback; 0 by default.
 
         A sub-episode after a rollback pays for the potential of the snapshot although the host lost nothing: reported returns add
         this back.

@@ -40,7 +40,7 @@ class Term:
     """Part of the shaping potential, paid on entering a state and deducted on leaving it: a function from host accuracies [pp]
     and slot states to `[N]`."""
     reads: tuple[str, ...] = ()
-    """Fields that it reads of the config of its mode, beside its weight."""
+    """Fields of its mode's config that the term reads, besides its weight."""
 
 
 Pays = Mapping[str, Term]

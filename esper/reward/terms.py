@@ -64,7 +64,7 @@ def rent(
     Args:
         fossils: if true, charge for fossils only.
         at_end: if true, return 0 before the last step, and charge a host that is rolled back then for the seeds of its snapshot.
-        mean: if true, divide by the number of steps of the episode, whose sum is then the mean over its steps.
+        mean: if true, divide by the number of steps, so that the sum over the episode is the mean over its steps.
 
     Raises:
         ValueError: this unit is not measured.
@@ -103,7 +103,7 @@ def actions(signals: StepSignals) -> FloatArray:
 
 
 def auto_pruned(signals: StepSignals) -> FloatArray:
-    """Return the number of seeds that a rule of `slots` removed, and no action [count]; 0 after a rollback."""
+    """Return the number of seeds removed by a rule of `slots` rather than by an action [count]; 0 after a rollback."""
     before, after = signals.before, signals.after
     removed_NS = before.within(*LIVE) & after.within(Stage.PRUNED) & ~before.dying & signals.healthy_N1
     ramped_N = (after.dying & ~before.dying).any(axis=1)  # such a PRUNE removes its seed later
@@ -142,13 +142,13 @@ def contributing(signals: StepSignals) -> FloatArray:
 
 
 def new_fossils(signals: StepSignals) -> BoolArray:
-    """Return the seeds that became fossils in this step `[N, S]`, by an action or by time."""
+    """Return the seeds that became fossils in this step `[N, S]`, by an action or automatically."""
     now, then = signals.after.within(Stage.FOSSILIZED), signals.before.within(Stage.FOSSILIZED)
     return now & ~then & signals.healthy_N1
 
 
 def old_fossils(signals: StepSignals) -> BoolArray:
-    """Return the seeds that were fossils before this step `[N, S]`, but for those that a rollback in the last step removes; any
+    """Return the seeds that were fossils before this step `[N, S]`, except those that a rollback in the last step removes; any
     other rollback shows in the next step."""
     then = signals.before.within(Stage.FOSSILIZED)
     return then if signals.final is None else then & signals.final.within(Stage.FOSSILIZED)
@@ -324,8 +324,8 @@ class Escrow(Births):
 class Hindsight(Memory):
     """Pay for scaffolds when a seed becomes a fossil: what seeds that are not fossils did for it [pp].
 
-    The largest positive interaction measured for each pair of live seeds, discounted by the steps since, summed over the seed's
-    scaffolds, removed ones included, and capped by the seed's contribution.
+    The pay is the largest positive interaction measured for each pair of live seeds, discounted by the steps since then, summed
+    over the seed's scaffolds, removed ones included, and capped by the seed's contribution.
     """
 
     def __init__(self, gamma: float) -> None:

@@ -11,14 +11,14 @@ from esper.seeds.blueprints.base import BlueprintConfig
 class SeedError(RuntimeError):
     """An error in a blueprint's branch, which stops the run.
 
-    No host is rolled back for it: all seeds of a bank are one call, so the error belongs to no single host, other hosts of the
+    No host is rolled back for it: all seeds of a bank run in one call, so the error belongs to no single host, other hosts of the
     program are left in the middle of a batch, and the error would recur.
     """
 
 
 @contextmanager
 def seed_errors(blueprint: BlueprintConfig, slot: SlotSpec) -> Generator[None]:
-    """Turn any error into a `SeedError` with blueprint and slot, but for lack of memory."""
+    """Turn any error except lack of memory into a `SeedError` that names blueprint and slot."""
     try:
         yield
     except Exception as error:

@@ -63,13 +63,13 @@ def feeding_map(branch: nn.Module) -> Map:
     """Return the linear map or convolution before the last one.
 
     Raises:
-        ValueError: there is none, or its outputs do not lie where the branch's outputs lie.
+        ValueError: there is none, or its outputs are at other positions than the branch's outputs.
     """
     maps = [layer for layer in branch.modules() if isinstance(layer, Map)]
     if len(maps) < 2:
         raise ValueError(f"a {type(branch).__name__} has no map before its last one to inform: use init=default")
     if isinstance(maps[-2], nn.Conv2d) and not _keeps_places(maps[-2]):
-        raise ValueError(f"the last convolutions of a {type(branch).__name__} move places: use init=default, or stride 1")
+        raise ValueError(f"the last convolutions of a {type(branch).__name__} shift positions: use init=default, or stride 1")
     return maps[-2]
 
 

@@ -31,7 +31,7 @@ class SlotGradients:
         return SlotGradients(features=torch.cat([one.features for one in parts]), grad=torch.cat([one.grad for one in parts]))
 
     def split(self, count: int) -> list["SlotGradients"]:
-        """Split the members into groups of so many."""
+        """Split the members into groups of `count`, in order."""
         parts = zip(self.features.split(count), self.grad.split(count), strict=True)
         return [SlotGradients(features=features, grad=grad) for features, grad in parts]
 

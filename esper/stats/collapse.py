@@ -16,7 +16,7 @@ Mask = npt.NDArray[np.bool_]
 LIMIT = 4.5
 """Standard deviations below the median of its arm, and of its differences to another arm, at which a run counts as collapsed."""
 IRREGULAR = 0.05
-"""p value of normal differences below which their mean comes with a warning."""
+"""p value of the test of normality below which the mean of differences comes with a warning."""
 
 
 def collapsed(values: npt.ArrayLike, strata: npt.ArrayLike, *, margin: float) -> Mask:
@@ -73,7 +73,7 @@ def _better_half(lead: npt.NDArray[np.float64]) -> float:
 
 
 def irregular(differences: npt.ArrayLike, strata: npt.ArrayLike, *, margin: float) -> bool:
-    """Return whether differences of two arms show that they are not normal, by more than the margin.
+    """Return whether differences of two arms are clearly not normal, with at least one deviation beyond the margin.
 
     True if the test of Shapiro and Wilk (1965) rejects at `IRREGULAR`, and a difference is farther than the margin from the mean
     of its stratum. Outliers, and collapse that is too shallow or too frequent for `collapsed`, are such cases.

@@ -158,15 +158,16 @@ class Difference:
     missing: int = 0
     """Number of blocks that were left out because a run is missing."""
     confidence: float = 0.95
-    """Coverage of the interval of the mean; above 95 % at a look before the last, so that all looks together reach 95 %."""
+    """Coverage of the interval of the mean; above 95 % if there are several looks, so that all together reach 95 %."""
     mean: Interval = UNKNOWN
-    """Mean difference with its interval; with missing runs, all intervals between their worst cases."""
+    """Mean difference with its interval; with bounds for missing runs, the hull of the intervals of both worst cases."""
     iqm: Interval = UNKNOWN
     """Interquartile mean of the differences."""
     improvement: Interval = UNKNOWN
     """P(a run of the first arm has a higher outcome than one of the second), ties count half, in [0, 1]."""
     p: float = 1.0
-    """p value of no difference: paired permutation test; with missing runs, the larger one of their worst cases."""
+    """p value of no difference: paired permutation test; with bounds for missing runs, the larger p of both worst cases, or 1 if
+    their signs differ."""
     p_equivalence: float = 1.0
     """p value of a difference of at least the margin."""
     spread: float = float("nan")

@@ -82,8 +82,8 @@ class PlannedTest:
         return detection_power(spread, self.margin, looks, np.where(possible, nominal, 0.0).tolist())
 
     def blocks_needed(self, spread: float) -> int:
-        """Return the number of blocks at which the power of the last look is 80 %; the others keep their shares of it, and looks
-        that then fall on the same block are one."""
+        """Return the number of blocks at the last look for a power of 80 %. Earlier looks keep their fractions of it; looks that
+        coincide count once."""
         count = blocks_needed(spread, self.margin, alpha=self.alpha / self.pairs)
         while len(self.looks) > 1 and self._of(count).powers(spread)[-1] < POWER:
             count += 1 + count // 50
@@ -118,8 +118,8 @@ class VarianceParts:
 def variance_parts(pairs: Sequence[npt.ArrayLike]) -> VarianceParts:
     """Return the variance components of paired differences, pooled over pairs of arms.
 
-    Both arms of a block grow the same hosts, drawn independently: d_bh = mu + run_b + host_bh. The variance between hosts is the
-    mean of those within blocks, and that of runs is what the variance of the blocks' means exceeds it by, 0 if it does not.
+    Both arms of a block grow the same hosts, drawn independently: d_bh = mu + run_b + host_bh. The variance between hosts is
+    estimated within blocks; the part of the runs is the variance of the block means minus that of the hosts / H, at least 0.
 
     Args:
         pairs: differences `[B, H]` of each pair of arms, B and H at least 2.

@@ -12,7 +12,7 @@ from esper.stats.intervals import Interval
 
 Float64Array = npt.NDArray[np.float64]
 ENUMERATED = 13
-"""Most differences whose sign patterns are enumerated."""
+"""Largest number of differences for which all sign patterns are enumerated."""
 CELLS = 2**16
 """Cells into which the sum of the absolute differences is divided where there are more."""
 HALVINGS = 30
@@ -50,7 +50,7 @@ def sign_flip(differences: npt.ArrayLike, *, confidence: float = 0.95) -> SignFl
 
 
 def _end(values: Float64Array, far: float, level: float) -> float:
-    """Return the end of the interval between the mean and the least or greatest value, beyond which all signs are equal."""
+    """Return the end of the interval on the side of `far`, the least or greatest value, by bisection between it and the mean."""
     if _p(values - far) > level:
         return far
     held, rejected, theta = float(values.mean()), far, 0.0  # 0 first: p and the interval then agree on it
@@ -65,9 +65,9 @@ def _end(values: Float64Array, far: float, level: float) -> float:
 def _p(values: Float64Array) -> float:
     """Return the share of all 2^n sign patterns s with |sum(s d)| >= |sum(d)|.
 
-    A pattern reaches the observed sum if what it turns against the rest adds up to no more than what stands against it in the
-    data. So p counts subsets of the absolute differences by their sum: by enumeration if there are few, else by dynamic
-    programming over sums in `CELLS` (Pagano, Tritchler 1983). Rounding them down makes p too large by about 1 %, never too small.
+    A pattern reaches |sum(d)| if the smaller of its two totals, of positive and of negative terms, is at most that of the data.
+    So p counts subsets of the absolute differences by their sum: by enumeration if there are few, else by dynamic programming
+    over `CELLS` sums (Pagano, Tritchler 1983). Rounding down makes p too large by about 1 %, never too small.
     """
     size = np.abs(values)
     whole = float(size.sum())

@@ -114,8 +114,8 @@ class PairResult:
                 later = [look for look in self.looks if self.look is not None and look > self.look]
                 return f"undecided between {names}: {f'the next look is at {later[0]} blocks' if later else self.needs}"
             case Conclusion.too_few:
-                left_out = f" beside {pair.collapsed} with a collapsed run" if pair.collapsed else ""
-                shared = f"they share {pair.blocks} of at least {MIN_BLOCKS} blocks{left_out}"
+                left_out = f", and {pair.collapsed} more with a collapsed run" if pair.collapsed else ""
+                shared = f"they share {pair.blocks} of the {MIN_BLOCKS} blocks needed{left_out}"
                 return f"no verdict on {names}: {shared}; {self.needs or 'run them on the same seeds, as sweep=ab does'}"
             case Conclusion.unfinished:
                 return f"no verdict on {names} yet: {self._still_missing}"

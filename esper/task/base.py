@@ -46,7 +46,7 @@ class TaskConfig:
     default_blueprint: ClassVar[tuple[str, ...]] = ("norm", "conv_light", "depthwise", "conv_heavy")
     """Options of the group `blueprint` that the task comes with."""
     standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {}
-    """Kinds of lesion by the number of parts of the host, for `kinds` left empty."""
+    """Kinds of lesion by number of host parts, used if `kinds` is empty."""
     drifts: ClassVar[Mapping[str, Drift]] = LABEL_DRIFTS
     """Drifts of the data that may happen, by the kind of event."""
     other_events: ClassVar[tuple[str, ...]] = tuple(RATES)
@@ -108,10 +108,10 @@ class TaskConfig:
     def check_mapped(self, mapped: bool) -> None:
         """Raise ValueError if copies of the data, which drifts need, would lie in memory."""
         if mapped and set(self.events.kinds) & set(self.drifts):
-            raise ValueError("task.mapped=true has no room for the copies of the data that drifts need: leave one of them out")
+            raise ValueError("task.mapped=true keeps data out of memory, but drifts need copies in memory: leave one of them out")
 
     def check_host(self, host: HostConfig) -> None:
-        """Raise ValueError if the instances of this task cannot be made of a host that reads its samples."""
+        """Raise ValueError if a host, which must read the task's samples, cannot have the task's instances."""
         if self.instances is Instances.healthy:
             return
         if not (parts := host.num_parts()):
@@ -140,7 +140,7 @@ class TaskConfig:
         raise TypeError(f"{type(self).__name__} does not load data: define load(context)")
 
     def build_objective(self) -> Objective:
-        """Return what the hosts learn; by default classes, or the next token."""
+        """Return the objective of the hosts; by default classification, of samples or of next tokens."""
         return CLASSIFICATION
 
     def augmentation(self) -> Augmentation | None:
@@ -203,7 +203,7 @@ class Task:
         )
 
     def _timetable(self, name: Name, origin: Name, classes: Sequence[int] | None) -> tuple[Event, ...]:
-        """Return what happens to a host in its episode. In that of pretraining, the classes that will arrive are absent."""
+        """Return the timetable of a host. During pretraining, it says only that the classes that will arrive are absent."""
         classes = range(self.data.num_classes) if classes is None else classes
         timetable = self.config.events.draw(name.stream, classes, origin.stream)
         return timetable if name.episode != POOL else unknown(timetable, self.config.pretrain)

@@ -19,9 +19,9 @@ AXES = {Layout.IMAGES: "[n, C, H, W]", Layout.SEQUENCES: "[n, T]"}
 SCALE = "a value for each channel from 0 to 255, as in torch.tensor([87.3]).view(-1, 1, 1)"
 """The form of `Data.mean` and `Data.std` in words."""
 FEW = 5
-"""Samples of validation or testing below which a warning is given."""
+"""Number of validation or test samples below which a warning is given."""
 FAR_MEAN, FAR_STD = 3.0, 10.0
-"""Mean, by its amount, and standard deviation of inputs above which they were hardly scaled."""
+"""Absolute mean, and standard deviation, above which inputs were probably not scaled."""
 
 
 def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: bool = False) -> None:
@@ -30,7 +30,7 @@ def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: boo
     Args:
         layout: layout of a sample.
         batch_size: samples per optimiser step.
-        numbers: whether targets are numbers, not classes.
+        numbers: if true, targets are numbers, not classes.
 
     Raises:
         DataError: an entry is missing, has another form, or holds values that nobody can learn from.
@@ -89,7 +89,7 @@ def mistakes(data: Data, layout: Layout, *, numbers: bool = False) -> list[str]:
             found.append(
                 f"train_x has mean {mean:.3g} and standard deviation {std:.3g}{' after Data.mean and Data.std' * scaled}: "
                 "hosts learn best from mean 0 and standard deviation 1, so "
-                f"{'correct those, which are from 0 to 255' if scaled else 'standardise it'}"
+                f"{'correct these two, for inputs from 0 to 255' if scaled else 'standardise it'}"
             )
     if not numbers and (most := ends(data.train_y)[1]) < data.num_classes - 1:
         found.append(
@@ -150,4 +150,4 @@ def _check_range(name: str, low: int, high: int, num_classes: int) -> None:
     if low < 0 or high >= num_classes:
         wrong, rule = low if low < 0 else high, f"from 0 to num_classes - 1 = {num_classes - 1}"
         remedy = "subtract 1 from all classes" if (low, high) == (1, num_classes) else "correct it"
-        raise DataError(f"{name} has the value {wrong}: {remedy}, to be {rule}")
+        raise DataError(f"{name} has the value {wrong}, which must be {rule}: {remedy}")

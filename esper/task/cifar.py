@@ -56,7 +56,7 @@ def read_pickle(path: Path, labels: str) -> tuple[Bytes, Bytes]:
 
 
 def read_binary(path: Path, classes: int) -> tuple[Bytes, Bytes]:
-    """Read a file of the binary version, with so many classes before each image, of which the last counts."""
+    """Read a file of the binary version, with `classes` labels before each image, of which the last is used."""
     records = np.fromfile(path, dtype=np.uint8).reshape(RECORDS[path.name], classes + math.prod(PIXELS))
     return records[:, classes:].reshape(-1, *PIXELS), records[:, classes - 1]
 

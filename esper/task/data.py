@@ -19,9 +19,9 @@ IGNORED = -100
 ROWS = 4096
 """Samples that are read at once, so that data in files need not fit into memory."""
 LABELS = 5
-"""Labels of classes that are shown in a line."""
+"""Maximum number of class labels that `Data.describe` shows."""
 SMALL = (torch.uint8, torch.int16, torch.int32)
-"""Types of tokens and classes, the smallest that holds them."""
+"""Compact types of tokens and classes, smallest first."""
 
 
 class TaskError(ValueError):
@@ -29,7 +29,7 @@ class TaskError(ValueError):
 
 
 class DataError(TaskError):
-    """What is wrong with the data of a task, with the remedy; the message names the field of `Data`."""
+    """Invalid data of a task; the message names the field of `Data` and the remedy."""
 
 
 @contextmanager
@@ -65,7 +65,7 @@ class Domains:
     test_x: Tensor
     test_y: Tensor
     train_rank: Tensor
-    """Rank of each sample in (0, 1) `[n]`: the share of a drift at which it passes to the new domain."""
+    """Rank of each sample in (0, 1) `[n]`: the strength of a drift above which the sample comes from the new domain."""
     valid_rank: Tensor
     test_rank: Tensor
 
@@ -76,18 +76,18 @@ class Domains:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Units:
-    """What the user's samples and targets are to a network: needed to use it without Esper."""
+    """Scales and labels between the user's data and a network's inputs and outputs, needed to use the network without Esper."""
 
     mean: tuple[float, ...] | None = None
     """Mean of each channel of the training samples, which was subtracted; None if samples are read as they are."""
     std: tuple[float, ...] | None = None
-    """Standard deviation of each channel, by which it was divided then."""
+    """Standard deviation of each channel, by which it was divided after that."""
     classes: tuple[str | int | float, ...] | None = None
-    """Label of each output; None if classes are counted from 0, or targets are no classes."""
+    """Label of each output; None if classes are counted from 0, or targets are numbers."""
     target_mean: float = 0.0
-    """Mean of the training targets that are numbers."""
+    """Mean of the training targets; 0 for classes."""
     target_std: float = 1.0
-    """Their standard deviation: a network predicts (target - target_mean) / target_std."""
+    """Standard deviation of the training targets, 1 for classes: a network predicts (target - target_mean) / target_std."""
 
     @staticmethod
     def of_arrays(mean: Any = None, std: Any = None, classes: Any = None) -> "Units":
@@ -123,7 +123,7 @@ class Data:
     mapped: bool = False
     """If true, the samples lie in memory-mapped files, and are read from there batch by batch."""
     target: str = ""
-    """Name of what is predicted, for people."""
+    """Name of the target, for display."""
     units: Units = Units()
     """Units of the user's samples and targets; the scale of byte images is in `mean` and `std`."""
 
@@ -180,7 +180,7 @@ class Data:
         return digest.hexdigest()[:16]
 
     def describe(self) -> str:
-        """Return the sizes of the data in a line, as in "1,078 training, 360 validation and 359 test samples; 10 classes"."""
+        """Return sizes, as in "1,078 training, 359 validation and 360 test samples; 1x8x8 values each, 10 classes"."""
         counts = [f"{len(getattr(self, f'{part}_y')):,}" for part in ("train", "valid", "test")]
         shape, numbers = tuple(self.train_x.shape[1:]), self.train_y.is_floating_point()
         if len(shape) == 1:

@@ -40,7 +40,7 @@ FILE = Path("datasets", "data", "digits.csv.gz")
 def read_digits() -> tuple[Tensor, Tensor]:
     """Return images in [0, 1] `[n, 1, 8, 8]`, and classes `[n]`.
 
-    The file is read here, because scikit-learn takes a second to import; where a version keeps it elsewhere, `load_digits` does.
+    The file is read directly, because scikit-learn takes a second to import; if it is elsewhere, `load_digits` reads it.
     """
     found = find_spec("sklearn")
     path = Path(found.origin).parent / FILE if found and found.origin else None

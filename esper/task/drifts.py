@@ -1,4 +1,4 @@
-"""Drifts of a data set: its transformed copies, between which the hosts of a shard change by their timetables."""
+"""Drifts of a data set: transformed copies of it, between which each host switches by its timetable."""
 
 # D domains, n samples, K classes
 
@@ -15,7 +15,7 @@ from esper.task.data import IGNORED, Data, Domains, TaskError
 Drift = Callable[[Data, np.random.Generator], Data]
 """Returns a transformed copy of a data set with equal shapes; the stream is the same for all hosts."""
 NOISE = 1.0
-"""Standard deviation of added noise, in that of the training inputs. Higher: harder."""
+"""Standard deviation of the added noise, as a multiple of that of the training inputs. Higher: harder."""
 WRONG = 0.4
 """Share of the training labels that mislabelling replaces. Higher: harder."""
 
@@ -122,7 +122,7 @@ def noise(data: Data, rng: np.random.Generator) -> Data:
 
 
 def blur(x: Tensor) -> Tensor:
-    """Return the means over 3 x 3 pixels; those beyond the edge repeat it."""
+    """Return the means over 3 x 3 pixels; edge pixels are replicated."""
     return F.avg_pool2d(F.pad(x, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
 
 

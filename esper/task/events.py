@@ -60,7 +60,7 @@ class Event:
 
 
 def unknown(timetable: Sequence[Event], epochs: int) -> tuple[Event, ...]:
-    """Return the timetable of a host that is trained for so many epochs before all events: what arrives is absent."""
+    """Return the timetable for `epochs` epochs of pretraining, before all events: classes that will arrive are absent."""
     arrivals = (event for event in timetable if event.kind == "arrive")
     return tuple(replace(event, start=epochs, ramp=0, end=None) for event in arrivals)
 
@@ -75,12 +75,12 @@ class Change(NamedTuple):
 
 
 def change(timetable: Sequence[Event], epoch: int, kinds: Collection[str]) -> Change:
-    """Return the state of kinds that replace each other; the empty kind is a host as it is without events.
+    """Return the state of kinds that replace each other; the empty kind is the state without events.
 
     Args:
         timetable: all events, in order; each begins after the change by the one before is complete.
         epoch: host epoch.
-        kinds: the kinds.
+        kinds: kinds that replace each other.
     """
     old = ""
     begun = [event for event in timetable if event.start <= epoch and event.kind in kinds]
@@ -120,7 +120,7 @@ def class_shares(timetable: Sequence[Event], epoch: int, num_classes: int, repla
 
 @dataclass(kw_only=True, slots=True)
 class EventsConfig:
-    """Events during the training of a host. Each host draws its own; of a list, each draw takes one value uniformly."""
+    """Events during the training of a host. Each host draws its own, from lists of numbers uniformly."""
 
     kinds: list[str] = field(default_factory=lambda: list[str]())
     """Kinds of events, each at most once; empty: no events. Drifts of images are invert, rotate (by 90 degrees), turn
@@ -148,7 +148,7 @@ class EventsConfig:
     """Number of events after which the kinds of a host repeat in the same order, at least 0: 1 repeats one kind, 2 alternates
     two; 0: after all kinds."""
     group: int = 2
-    """Classes that arrive or leave in one event, at least 1; each class does so once at most, and two are always there."""
+    """Classes that arrive or leave in one event, at least 1. A class does so at most once, and at least two always remain."""
     replay: float = 1.0
     """Share of the training samples that remains of all earlier classes once others have arrived, in (0, 1]. Lower: easier to
     forget."""
@@ -200,8 +200,8 @@ class EventsConfig:
         Args:
             stream: returns the host's random stream for a purpose.
             classes: classes of the host.
-            origin: the same for its pretrained host, if it has one. If classes can arrive, it determines what happens, but not
-                when, since a pretrained host must not know them; see `unknown`.
+            origin: the same for its pretrained host, if it has one. If classes can arrive, this stream determines what happens
+                but not when, since a pretrained host must not have seen them; see `unknown`.
         """
         if not self.kinds:
             return ()

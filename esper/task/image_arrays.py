@@ -47,7 +47,7 @@ class ImageArraysConfig(AugmentedConfig):
 
     file: str = "data/images.npz"
     """NumPy .npz file with images `x` and classes `y`, split 60 / 20 / 20 %; or with `train_x`, `train_y`, `test_x` and `test_y`,
-    and with `valid_x` and `valid_y` or a tenth of the training images. Names such as `x_train`, `train_images` and `val_labels`
+    and `valid_x` and `valid_y` (by default a tenth of `train_x`). Names such as `x_train`, `train_images` and `val_labels`
     also work. Images are `[n, H, W]`, `[n, C, H, W]` or `[n, H, W, C]`, bytes or numbers; classes are numbers or text."""
     channels: str = ""
     """Axis of the channels: `first` or `last`; empty: the one of length 1, 3 or 4."""
@@ -80,8 +80,8 @@ class ImageArraysConfig(AugmentedConfig):
             for part, (_, classes) in sets.items():
                 if strange := set(np.unique(classes).tolist()) - known:
                     raise TaskError(
-                        f"task.file={self.file}: the {part} set has class {min(strange)}, of which there is no training image: "
-                        "add some, or remove it"
+                        f"task.file={self.file}: the {part} set has class {min(strange)}, which has no training image: "
+                        "add some, or remove the class"
                     )
             if "valid" not in sets:
                 sets = _held_out(sets, rng)
@@ -203,7 +203,7 @@ def _data(sets: Mapping[str, Images], where: str) -> Data:
     """Return the sets, scaled by each channel of the training images; bytes stay bytes.
 
     Raises:
-        TaskError: there are not two classes with training images each, or hardly classes.
+        TaskError: there is one class only, one without training images, or more than half as many classes as images.
     """
     kinds = np.unique(np.concatenate([images.y for images in sets.values()]))
     if len(kinds) < 2:

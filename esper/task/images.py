@@ -99,7 +99,7 @@ def divide(
     Args:
         sizes: sizes of the three sets, or of the first two if `test` is given.
         shuffle: stream of the order.
-        test: images and classes of a test set of its own.
+        test: images and classes of a separate test set.
         num_classes: number of classes.
     """
     order = torch.from_numpy(shuffle.permutation(len(targets)))[: sum(sizes)].split(sizes)

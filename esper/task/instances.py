@@ -128,7 +128,7 @@ def _samples(instance: Instance, data: Data, name: Name) -> npt.NDArray[np.int64
 
 
 def _labels(instance: Instance, data: Data, name: Name, samples: npt.NDArray[np.int64] | None) -> Tensor:
-    """Return the targets with a share of the host's own replaced by another of its classes, drawn uniformly."""
+    """Return all targets, with a share of those of the host's samples replaced by its other classes, drawn uniformly."""
     rng, labels = name.stream("instance_labels"), _array(data.train_y).copy()
     rows = np.arange(len(labels)) if samples is None else samples
     own = labels[rows]

@@ -31,7 +31,7 @@ LEAST = 100_000
 
 
 def prose(data: Data, rng: np.random.Generator) -> Data:
-    """Exchange the texts for the topics of `help()`, English prose, whose blocks recur where there are fewer of them."""
+    """Replace the texts by the topics of `help()`, English prose, repeating blocks if there are too few."""
     topics = _topics()
     if not topics:
         raise TaskError("task.events.kinds=[prose] needs the topics of help(), which this Python lacks: leave prose out")
@@ -61,7 +61,7 @@ class PythonTextConfig(TextConfig):
 
     drifts: ClassVar[Mapping[str, Drift]] = TEXT_DRIFTS
     with_topics: ClassVar[bool] = True
-    """Whether the topics of `help()` are among the texts."""
+    """If true, the texts include the topics of `help()`."""
 
     batch_size: int = 16
     epoch_samples: int = 512

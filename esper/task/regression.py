@@ -52,7 +52,7 @@ class RegressionConfig(TaskConfig):
 def divided(rows: Floats, targets: Floats, shuffle: np.random.Generator, name: str, target: str = "") -> Data:
     """Return shuffled rows `[n, C]` and targets `[n]`, divided into three sets, with mean 0 and deviation 1 over training.
 
-    Rows become images `[n, C, 1, 1]`, which every host reads that reads images.
+    Rows become images `[n, C, 1, 1]`, so that every host that reads images accepts them.
 
     Args:
         rows: numbers of each sample.
@@ -91,8 +91,8 @@ def shares(count: int, shuffle: np.random.Generator, name: str) -> dict[str, npt
 
 
 def mean_and_deviation(values: Floats, axis: tuple[int, ...] = (0,)) -> tuple[Floats, Floats]:
-    """Return mean and standard deviation over these axes, which are kept; of constant values exactly these, and 1. The deviation
-    is also 1 where it is too small for a float."""
+    """Return mean and standard deviation over these axes, kept with length 1. For constant values, these are exactly the value
+    and 1. A deviation too small for a float is 1 as well."""
     lowest, highest = values.min(axis=axis, keepdims=True), values.max(axis=axis, keepdims=True)
     mean, std = values.mean(axis=axis, keepdims=True), values.std(axis=axis, keepdims=True)
     constant = lowest == highest  # there, rounding gives a deviation of 1e-17, not 0

@@ -17,7 +17,7 @@ from esper.task.regression import scaled, shares
 from esper.task.table_file import read_table
 
 SETS = ("training", "validation", "testing")
-"""What the rows of a class must serve."""
+"""Uses of a class's rows; each class needs at least one row per use."""
 
 
 @dataclass(kw_only=True, slots=True)

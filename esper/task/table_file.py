@@ -16,7 +16,7 @@ from esper.task.regression import RegressionConfig, divided
 SEPARATORS = {";": "semicolons", "\t": "tabs"}
 """Separators of other dialects."""
 FEW = 10
-"""Most different whole numbers in a target column that suggest classes."""
+"""Maximum number of different whole numbers in a target column that suggests classes."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -60,7 +60,7 @@ def read_table(file: str, target: str, *, numbers: bool) -> Table:
     Args:
         file: its path.
         target: name of the column to predict; empty: the last one.
-        numbers: whether that column must hold numbers too.
+        numbers: if true, that column must hold numbers too.
 
     Raises:
         TaskError: the file is missing or has no such column, a cell is empty, or a value is not a finite number.

@@ -59,7 +59,7 @@ def blocks(
         texts: tokens of each text.
         context: T.
         filler: token of padded positions.
-        vocab: number of different tokens if the blocks are to lie in a temporary file, in the smallest type; None for memory.
+        vocab: size of the vocabulary, to keep the blocks in a temporary file in the smallest type; None: keep them in memory.
 
     Raises:
         ValueError: all texts have fewer than two tokens.
@@ -93,8 +93,8 @@ def text_data(parts: Sequence[tuple[Tensor, Tensor]], vocab: int, *, mapped: boo
 def divided(
     texts: Mapping[str, bytes], rng: np.random.Generator, context: int, *, mapped: bool = False
 ) -> list[tuple[Tensor, Tensor]]:
-    """Divide texts at random, and return the blocks of training, validation and test texts. Where that would leave less than a
-    quarter of the bytes for training, the largest text is learned from.
+    """Divide texts at random, and return the blocks of training, validation and test texts. If that leaves less than a
+    quarter of the bytes for training, the largest text is used for training.
 
     Args:
         texts: at least three, by name.
@@ -120,7 +120,7 @@ def divided(
 
 
 def byte_data(texts: Mapping[str, bytes], split_seed: int, name: str, context: int, *, mapped: bool = False) -> Data:
-    """Return the bytes of texts, split by text; `name` is that of the random streams."""
+    """Return the bytes of texts, split by text; `name` starts the names of the random streams."""
     train, (valid_x, valid_y), test = divided(texts, stream(split_seed, f"{name}_split"), context, mapped=mapped)
     shuffled = stream(split_seed, f"{name}_valid").permutation(len(valid_x))
     return text_data([train, (valid_x[shuffled], valid_y[shuffled]), test], BYTES, mapped=mapped)

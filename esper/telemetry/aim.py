@@ -38,7 +38,7 @@ class AimConfig(TrackerConfig):
 
 
 def _alone(repo: str) -> AbstractContextManager[object]:
-    """Return a lock on a repository on disk: a run that opens fails while another one, at its end, writes the index."""
+    """Return a lock on a repository on disk: opening a run fails while another run is being closed."""
     return nullcontext() if repo.startswith(REMOTE) else FileLock(Path(repo) / ".aim.lock")
 
 

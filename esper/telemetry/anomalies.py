@@ -100,7 +100,7 @@ class Rule:
     samples: str = ""
     """Metric with the number of samples, or under `policy/` with their share of all decisions. If empty, there is no minimum."""
     least: str = "min_steps"
-    """Name of the smallest number of samples in the config."""
+    """Name of the config field with the minimum number of samples."""
 
 
 OP, CONTRIBUTIONS = "policy/learnable_op", ("audit/seed_epochs", "min_seed_epochs")
@@ -223,7 +223,7 @@ class Findings:
     present: tuple[Anomaly, ...] = ()
     """All anomalies in this update."""
     new: tuple[Anomaly, ...] = ()
-    """Anomalies that start: absent since the details of their last occurrence ended."""
+    """Anomalies that start: those that occur for the first time, or again after more than `hold` updates without."""
     first: tuple[Anomaly, ...] = ()
     """Anomalies that occur for the first time in the run."""
     detailed: bool = False

@@ -42,7 +42,7 @@ class CsvWriter(Writer):
             delimiter: character between columns; a file with another one is rewritten.
 
         Raises:
-            FileError: a row of the file is not one of its columns.
+            FileError: a row of the file does not fit its columns.
             DiskError: writing failed.
         """
         self.path, self._delimiter = path, delimiter

@@ -7,9 +7,9 @@ from typing import Any
 from esper.telemetry.tags import WORDS
 
 LATEST = 10
-"""Updates over which the running mean reaches back: it moves by one part in so many per update [updates]."""
+"""Time constant of the running mean [updates]: a new value has the weight 1 / LATEST, and more in the first updates."""
 LEAST = 5
-"""Updates before the first drift is reported, so that the mean is one [updates]."""
+"""Updates before the first drift is reported, so that the mean rests on several values [updates]."""
 DRIFTS = {"host/gradient_norm": "host/gradient_drift"} | {
     f"policy/grad_norm_{part}": f"policy/grad_drift_{part}" for part in WORDS["part"]
 }

@@ -1,9 +1,9 @@
 """What each metric is in a healthy run: a range where there is one, else what to compare it with.
 
-Ranges hold for the default agent, `ppo`; those marked as anomalies are the thresholds of `telemetry.anomalies`. A value out of
-range says where to look, not that a run has failed. Other ranges of `policy/` contain the first ten updates of one run with all
-defaults (seed 0); those of entropy and explained variance also the later values in experiments/2026-11-21_twins. The rest
-follows from what a metric means, and has not been measured over many runs.
+Ranges hold for the default agent, `ppo`. A value out of range says where to look, not that a run has failed. Limits marked as
+anomalies are the thresholds of `telemetry.anomalies`. The other ranges of `policy/` cover the first ten updates of one run with
+all defaults (seed 0); those of entropy and explained variance also cover the later values in experiments/2026-11-21_twins. All
+other ranges follow from what a metric means, and were not measured over many runs.
 """
 
 _TASK = "No range: it depends on the task. Compare with `agent=wait` on the same seed."
@@ -20,7 +20,7 @@ HEALTHY: dict[str, str] = {
     "host/accuracy": _TASK,
     "host/accuracy_gain": _TASK + " Above that, growth pays in accuracy.",
     "host/loss": _TASK,
-    "host/committed_accuracy": "At most little below `host/accuracy`: a gap is accuracy in seeds that were never fossilized.",
+    "host/committed_accuracy": "At most slightly below `host/accuracy`: a gap is due to seeds that were never fossilized.",
     "host/all_off_accuracy": "Near that of `agent=wait`. Much lower: hosts depend on their seeds, see `audit/ransomware`.",
     "host/solo_contribution": "Above 0. Below 0, seeds help only together, or harm.",
     "host/interaction": "Around 0: seeds act apart. Above: they complement each other; below: they do the same work.",
@@ -54,8 +54,8 @@ HEALTHY: dict[str, str] = {
     "policy/policy_loss": "No range: it measures the step, not the policy.",
     "policy/kl": "0.005 to 0.04: around agent.target_kl (0.03) or below. Several times as much: lower agent.learning_rate.",
     "policy/clip_fraction": "0.1 to 0.6. Far above: steps are too large. 0 throughout: hardly anything is learned.",
-    "policy/first_ratio_error": "Below 1e-4, where training stops: the replay has a bug.",
-    "policy/grad_norm": "0.1 to 10, usually about 0.6. See `policy/grad_norm_<part>` for the part that leaves it.",
+    "policy/first_ratio_error": "Below 1e-4. Training stops above this, since the replay has a bug.",
+    "policy/grad_norm": "0.1 to 10, usually about 0.6. Outside: `policy/grad_norm_<part>` shows which part.",
     "policy/grad_clipped": "0.3 to 0.9. Throughout 1: agent.max_grad_norm sets the size of steps, not the learning rate.",
     "policy/learning_rate": "A setting, not a result: falls from agent.learning_rate.",
     "policy/entropy_coef": "A setting, not a result: falls from agent.entropy_coef to agent.entropy_final.",

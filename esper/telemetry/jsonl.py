@@ -86,8 +86,8 @@ class Lines:
 
 
 class JsonlWriter(Writer):
-    """Writes {"update": 3, "host/accuracy": 71.2, ...} per line, and decisions and anomalies in the same form, if there are
-    any. Times have a file of their own, so that the others depend on the config alone; it also holds a checksum of each line of
+    """Writes {"update": 3, "host/accuracy": 71.2, ...} per line; decisions and anomalies have the same form. Times are kept
+    apart, so that the other files depend on the config alone. The file of times also holds a checksum of each line of
     metrics."""
 
     def __init__(self, folder: Path, *, resume_update: int = 0) -> None:

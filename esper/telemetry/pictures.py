@@ -34,7 +34,7 @@ def slots_of(table: Table) -> list[str]:
 def timeline(table: Table) -> npt.NDArray[np.uint8]:
     """Return the stages of every slot over the host epochs, one row of lanes per host, as an image `[height, width, 3]`.
 
-    Epochs whose stage is empty are yet to come, and left blank.
+    Epochs whose stage is empty are yet to come, and look like dormant ones.
     """
     slots, steps = slots_of(table), round(max(table["epoch"]))
     hosts = min(len(table["epoch"]) // steps, MOST_HOSTS)

@@ -22,7 +22,7 @@ class Metric:
     meaning: str
     """Quantity, its average, and how to read it."""
     detail: bool = False
-    """If true, written only every telemetry.detail_every updates."""
+    """If true, written only in updates with all details; see telemetry.detail_every."""
 
 
 WORDS: dict[str, tuple[str, ...]] = {
@@ -54,7 +54,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "host/measuring_flops",
         "FLOP",
-        "FLOPs of validating every host in every epoch, counterfactuals included; mean over hosts.",
+        "FLOPs of validating a host in all epochs of the episode, counterfactuals included; mean over hosts.",
     ),
     Metric("host/gradient_norm", "1", "Norm of a host's own gradient before clipping, mean over host epochs and hosts."),
     Metric(
@@ -103,7 +103,9 @@ METRICS: tuple[Metric, ...] = (
         "policy/explained_variance_floored", "1", "Explained variance with Var(target) at least agent.advantage_floor squared."
     ),
     Metric(
-        "policy/value_slope", "1", "Slope of the regression of returns on predicted values: 1 is calibrated, below 1 too wide."
+        "policy/value_slope",
+        "1",
+        "Slope of the regression of returns on predicted values: 1 is calibrated; below 1, predictions spread too far.",
     ),
     Metric("policy/value_intercept", "reward", "Intercept of the regression of returns on predicted values: 0 is calibrated."),
     Metric("policy/value_error_<quarter>", "reward", "Return minus prediction, mean over a quarter by prediction.", detail=True),

@@ -20,7 +20,7 @@ HPARAM_METRICS = {
     "hparams/parameters_grown": "host/parameters_grown",
     "hparams/host_epochs_per_second": "time/host_epochs_per_second",
 }
-"""Results of the last update in the table of hyperparameters, and the metrics that they are."""
+"""Name of a result in the table of hyperparameters -> the metric whose last value it is."""
 
 
 def _chart(*tags: str) -> list[Any]:

@@ -55,7 +55,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def bins(values: Sequence[float], most: int) -> list[float]:
-    """Return the means of at most this many equal stretches of a series, without infinite values."""
+    """Divide a series, without its infinite values, into at most `most` equal parts, and return their means."""
     finite = [value for value in values if abs(value) != float("inf")]
     count = min(most, len(finite))
     edges = [len(finite) * place // count for place in range(count + 1)] if count else []

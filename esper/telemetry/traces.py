@@ -41,7 +41,7 @@ def traced_updates(folder: Path) -> dict[int, Path]:
 def traced_evaluation(folder: Path, hosts: int | None = None) -> tuple[int, dict[str, Path]]:
     """Return the newest traces on held-out hosts by controller, and the update of their policy, 0 if there are none.
 
-    Traces without those of the policy and of never growing, of a process that was killed, do not count.
+    Sets that lack the trace of the policy or of never growing, as after a kill, do not count.
 
     Args:
         folder: folder of the run.

@@ -22,8 +22,8 @@ from esper.telemetry.jsonl import recorded_updates
 from esper.telemetry.text import counted
 
 PATIENCE = 10.0
-"""After a failure, this many times as long as it took passes until the next attempt, so that a server that is gone costs a run at
-most a tenth of its time."""
+"""Pause after a failure until the next attempt, in multiples of the time that the failed one took, so that an unreachable server
+costs a run at most a tenth of its time."""
 
 
 class TrackerError(ValueError):
@@ -35,7 +35,7 @@ class TrackerRecord:
     """What the folder of a run knows about its run in a tracker."""
 
     id: str
-    """The tracker's name of the run."""
+    """ID of the run in the tracker."""
     place: dict[str, str]
     """Where the tracker keeps the run, such as its server and project."""
     cell: str = ""
@@ -166,13 +166,13 @@ class Tracker(Writer):
         self._file = file_of(run.folder, self.library)
         self._record = TrackerRecord(id="", place={})
         self._jobs = deque[tuple[Callable[[], None], int]]()
-        """What the tracker has to do yet, in order, and the update that it then has, 0 for a job without."""
+        """Pending jobs in order, each with the update that the tracker has once it is done; 0 if the job records no update."""
         self._failure, self._retry_at, self._finished, self._open = "", 0.0, False, False
 
     # ---- what a tracker defines
 
     def resume(self, id: str | None) -> str:
-        """Open the tracker's run of this name, or create one, and return its name."""
+        """Open the run with this ID in the tracker, or create one if it is None, and return its ID."""
         raise NotImplementedError
 
     def describe(self, title: str, hparams: Mapping[str, Hparam]) -> None:

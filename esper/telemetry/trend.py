@@ -65,9 +65,8 @@ def _digits(error: float) -> str:
 def trend(values_U: Sequence[float], planted_U: Sequence[float] = ()) -> Trend:
     """Return the trend of a metric of which more is better.
 
-    The first and the last tenth of the updates are compared. The noise of an update comes from the differences of successive
-    updates, half the mean square of which is its variance (von Neumann 1941): a trend hardly enters it, so that few updates
-    suffice.
+    The first and the last tenth of the updates are compared. The variance of the noise is estimated as half the mean squared
+    difference of successive updates (von Neumann 1941). A trend hardly affects this estimate, so that few updates suffice.
 
     Args:
         values_U: the metric after each update, at least one.

@@ -19,8 +19,8 @@ def to_plain(config: Config) -> dict[str, Any]:
     """Return the config as primitives.
 
     Returns:
-        `choices`, the option of each group as it was typed; `options`, the name of its class in the table, by key in a group of
-        which several are chosen; `values`, every key.
+        `choices`, the option of each group as it was typed; `options`, the name of its class in the table, by key in groups
+        that hold several options; `values`, every key.
     """
     parts = {group: getattr(config, group) for group in GROUPS}
     choices: dict[str, Any] = {group: list(part) if group in MANY else config.choice(group) for group, part in parts.items()}

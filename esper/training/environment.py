@@ -24,7 +24,7 @@ def build_env(
         autoreset: see `Environment`.
 
     Raises:
-        ConfigError: the memory of this machine does not suffice.
+        ConfigError: the hosts do not fit into the memory of this machine.
     """
     check_memory(config, hosts)
     parts = EnvParts(

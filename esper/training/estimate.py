@@ -47,7 +47,7 @@ GRAPH = 2
 LOSS = 3
 """Tensors of the size of the logits that a loss holds: logits, logarithms of probabilities, gradient."""
 SENSED, SENSED_EACH = 2.0, 1.5
-"""Copies of the captured features of all hosts that the growth potential takes, and more for each blueprint."""
+"""Copies of all hosts' captured features that growth potential needs: a constant, plus this many per blueprint."""
 REPLAYED = 3
 """Copies of the policy's activations that a learning step holds."""
 
@@ -69,11 +69,11 @@ class HostSize(NamedTuple):
     seeds: int
     """Parameters of a seed of every blueprint in every slot."""
     features: int = 0
-    """Numbers that enter the slots for one sample."""
+    """Number of input values of all slots, per sample."""
     widest: int = 0
-    """Most numbers that leave one segment."""
+    """Largest number of outputs of a segment, per sample."""
     layer: int = 0
-    """Most numbers that leave one layer."""
+    """Largest number of outputs of a layer, per sample."""
     saved: float = 0.0
     """Bytes that the backward pass of one sample needs."""
 
@@ -88,13 +88,13 @@ class Estimate:
     parameters: int | None
     """Parameters of a host; None if the hosts are no networks."""
     pretraining: int = 0
-    """Host epochs of training before the first episode, if no earlier run has kept its hosts."""
+    """Host epochs of pretraining before the first episode, unless an earlier run has cached the hosts."""
     places: Mapping[torch.device, Sequence[Part]]
     """Parts by the device that holds them."""
 
     @property
     def bytes(self) -> float:
-        """Memory on all devices."""
+        """Memory on all devices together [bytes]."""
         return sum(part.bytes for parts in self.places.values() for part in parts)
 
     def line(self, done: int = 0) -> str:

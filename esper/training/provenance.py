@@ -97,7 +97,7 @@ class Provenance:
         Args:
             folder: folder of the run.
             update: number of completed updates when the process starts.
-            machines: what computes the hosts, by the names of devices in the config.
+            machines: the processor or GPU behind each device of the config, by the device's name.
             cell: folder of the run relative to that of its sweep; None for a single run.
             plan: digest of the experiment of which the run is a cell, if any.
             tuned: measured time of training by hosts per shard [s], of the devices for which it was measured.

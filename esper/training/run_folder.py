@@ -1,4 +1,4 @@
-"""Folders of runs and sweeps: a name of their own, and one process at a time that writes there."""
+"""Folders of runs and sweeps: each has a name of its own, and only one process at a time writes there."""
 
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -112,6 +112,6 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def files_after(folder: Path) -> list[Path]:
-    """Return the files that commands have made from a finished run for people: its page, and exported networks."""
+    """Return the files that other commands have added to a finished run: its page, and exported networks."""
     page = folder / PAGE
     return [*([page] if page.exists() else []), *files_of(folder / EXPORT)]

@@ -157,7 +157,7 @@ def _where(mask_N: npt.NDArray[np.bool_], value_N: npt.NDArray[Any]) -> npt.NDAr
 
 
 def _at_the_end(value_N: npt.NDArray[Any], num_steps: int) -> npt.NDArray[Any]:
-    """Return values that are known in the last row of each host only `[T, N]`."""
+    """Return values as `[T, N]`, in the last step only; NaN before."""
     values_TN = np.full((num_steps, len(value_N)), np.nan)
     values_TN[-1] = value_N
     return values_TN

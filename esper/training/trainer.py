@@ -72,7 +72,7 @@ class Trainer:
         self._plain = to_plain(config)  # takes as long as a short update
         self._plain["values"]["resume"] = None  # so that a resumed run writes the same checkpoints
         torch.set_num_threads(1)  # of this thread, for the policy, which is small; shards have threads of their own
-        again = config.agent.one_episode  # so the hosts that would follow are not the next ones
+        again = config.agent.one_episode  # every update replays episode 0: do not start the hosts of the next episode
         self.env = build_env(config, split=Split.TRAINING, num_twins=config.agent.num_twins, autoreset=not again)
         self.buffer = config.buffer.build()
         policy_seed = config.seed if config.policy_seed is None else config.policy_seed
@@ -82,7 +82,7 @@ class Trainer:
         self.watch, self.findings = config.telemetry.anomalies.build(config.hosts * config.steps), Findings()
         self.update = 0
         self.best: dict[str, Any] | None = None
-        """Update whose policy has the highest return so far, and that return: that of the hosts that it trained to learn from."""
+        """Policy with the highest mean return so far: its checkpoint `update`, the update that it `played`, and its `return`."""
         self._last: EpisodeRecord | None = None
         self._warned = False
         self._log, self._trace = DecisionLog(self.env.layout, 0), Trace(self.env.layout)
@@ -173,7 +173,7 @@ class Trainer:
         return self._last
 
     def _warn_of_refusals(self) -> None:
-        """Warn once if most actions of the episode but waiting were illegal: a controller of one's own may be wrong."""
+        """Warn once if most actions of the episode, waiting excluded, were illegal: a custom controller may be faulty."""
         refused = sum(record.get("refused", False) for record in self._log.records)
         if 2 * refused > len(self._log.records) and not self._warned:
             self._warned = True
@@ -199,8 +199,8 @@ class Trainer:
         return metrics
 
     def _judge(self, mean_return: float) -> None:
-        """Remember the checkpoint of the policy that just acted, if no earlier one had a higher return: the newest one, or for a
-        search, whose candidate is drawn in the update, the next one."""
+        """Remember the checkpoint of the policy that just acted if its mean return is the highest so far: the newest one; for a
+        search, which draws its candidate during the update, the next one."""
         if self.best is None or mean_return > self.best["return"]:
             saved = self.update + 1 if self.config.agent.one_episode else self.update
             self.best = {"update": saved, "played": self.update + 1, "return": mean_return}

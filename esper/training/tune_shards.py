@@ -1,6 +1,6 @@
-"""What devices leave to the machine: precision, and by timing on the hosts of a run the size of shards (`devices.<name>.tune`).
+"""Device settings chosen on the machine: the precision and, by timing a run's hosts, the size of shards (`devices.<name>.tune`).
 
-A candidate trains the hosts of the first episode for a few batches, with a seed in every second one. Sizes are halved from all
+Each candidate trains the hosts of the first episode for a few batches, with seeds in every second host. Sizes are halved from all
 hosts of the device down to single ones, until two in a row are slower than the fastest before them.
 """
 
@@ -52,7 +52,7 @@ class Tuned(NamedTuple):
 
 
 def tuned(config: Config, checkpoints: Checkpoints | None = None) -> Tuned:
-    """Replace what devices leave to the machine: `precision=auto`, and the shard sizes of devices with `tune=true`, by timing.
+    """Fix the settings chosen on the machine: `precision=auto` and, by timing, the shard sizes of devices with `tune=true`.
 
     Args:
         config: config of the run.

@@ -46,13 +46,13 @@ class DACEnv(AbstractEnv):  # pyright: ignore[reportUntypedBaseClass]
         """Build the environment of a `GrowthBenchmark`'s config."""
         self._hosts = dict[str, HostEnv]()
         self._overrides = [str(override) for override in config.get("overrides", ())]
-        self.test = False  # which DACBench sets later than it is read
+        self.test = False  # read before DACBench sets it
         host = self._host()
         spaces = {"observation_space": host.observation_space, "action_space": host.action_space}
         super().__init__(objdict(config | spaces | {"cutoff": host.num_steps}))
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start the host of the next instance, newborn; with a seed, that of the first one, as Gymnasium wants equal episodes."""
+        """Start the newborn host of the next instance; with a seed, of the first one, so that equal seeds give equal episodes."""
         if seed is not None:
             self.instance_index = -1
         self.reset_(seed=seed, options=options)

@@ -33,13 +33,13 @@ def grow(
 
     Args:
         module: any module. Hooks are added to the submodules of its slots.
-        slots: paths of submodules, such as `["features.3", "layer2"]`; a slot lies behind each, where its output is a tensor of
+        slots: paths of submodules, such as `["features.3", "layer2"]`; a slot follows each. Its output must be a tensor of
             images `[B, C, H, W]`, vectors `[B, C]` or sequences `[B, T, C]`. A mapping gives the slots names of their own.
         example: a batch of one sample or more, or a tuple of the module's arguments; it is run once, in evaluation mode.
         incubation: training of a newborn seed: none (active at once, as the identity), closed_loop (behind the module, in a
             second pass; call `incubate` for each batch), or straight_through (behind it, with the gradient of its output).
         rules: further rules of the lifecycle. By default seeds may be pruned at any age, and a slot is free two epochs later.
-        gates: conditions for a seed to advance. By default it must have trained for one epoch, and to be kept, be measured.
+        gates: conditions for a seed to advance. By default it must have trained for an epoch, and be measured before it is kept.
 
     Raises:
         ValueError: a slot is unknown or its output is not of these kinds, or a setting is invalid.

@@ -120,7 +120,7 @@ class GrowableModule(nn.Module):
             blueprint: name of a blueprint, for its default settings, or its config.
             blend: how the seed joins the features: add, multiply, or gate (add, with a learned weight per sample).
             alpha: blend weight at the end of blending, in (0, 1].
-            ramp: epochs of blending from 0 to alpha, at least 0; without effect without incubation.
+            ramp: epochs of blending from 0 to alpha, at least 0; no effect without incubation.
             curve: course of alpha: linear, cosine, sigmoid_gentle, sigmoid, sigmoid_sharp.
             loss: function that returns the loss of one batch, for a blueprint with `init=informed`.
         """
@@ -201,7 +201,7 @@ class GrowableModule(nn.Module):
         self._set(operations.tick(self._state, self.rules, self.gates))
 
     def incubate(self, loss: Callable[[], Tensor]) -> None:
-        """Add the gradients of the seeds that train behind the module in a closed loop: of the loss that it would have with them.
+        """Add gradients to the seeds in a closed loop behind the module: those of the loss that it would have with them.
 
         Nothing else gets a gradient; the pass runs in evaluation mode. Without such a seed, it does nothing.
 
@@ -293,7 +293,7 @@ class GrowableModule(nn.Module):
     # ---- what you can take away
 
     def export(self, folder: Path | str, samples: Tensor, format: str = "pytorch") -> float:
-        """Write the grown network in files that need no Esper, and return the largest relative difference of their outputs.
+        """Write the grown network to files that need no Esper, and return their largest relative error against its outputs.
 
         Args:
             folder: folder of the files, created if it is missing.
@@ -358,7 +358,7 @@ class GrowableModule(nn.Module):
         return index
 
     def _set(self, state: SlotState) -> None:
-        """Set the state of the slots, and remove what it removes."""
+        """Set the state of the slots, and clear those that it empties."""
         self._state = state
         for index, slot in enumerate(self._slots):
             if slot.seed is not None and state.blueprint[0, index] == EMPTY:
@@ -378,7 +378,7 @@ class GrowableModule(nn.Module):
         return next(chain(near.parameters(), self.module.parameters()), torch.empty(0))
 
     def _play(self) -> None:
-        """Give every seed its role; gradients of one that does not learn are dropped, or an optimizer would go on with them."""
+        """Give every seed its role, and drop the gradients of seeds that do not learn, so that no optimizer applies them."""
         roles = operations.roles(self._state, self.rules)
         closed = self.rules.incubation is Incubation.closed_loop
         for index, slot in enumerate(self._slots):

@@ -112,7 +112,7 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
 
     @classmethod
     def of(cls, build: Callable[[], Environment], *, flat: bool = False, render_mode: str | None = None) -> "HostsEnv":
-        """Wrap the hosts that a function builds; it must pickle if copies are to be made."""
+        """Wrap the hosts that a function builds; it must be picklable if copies are made."""
         env = cls.__new__(cls)
         env._again = partial(cls.of, build, flat=flat, render_mode=render_mode)
         env._show(build(), flat=flat, render_mode=render_mode)

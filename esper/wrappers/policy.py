@@ -123,7 +123,7 @@ class SavedPolicy:
 
 
 def load_policy(checkpoint: Path | str) -> SavedPolicy:
-    """Return a trained policy: of a folder that `save_policy` wrote, of a run, or of a checkpoint file.
+    """Return the trained policy in a folder that `save_policy` wrote, in a run's folder, or in a checkpoint file.
 
     Raises:
         ConfigError: there is no checkpoint, or it needs another version of Esper.

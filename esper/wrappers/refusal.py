@@ -1,4 +1,4 @@
-"""Why an operation is not permitted, or is not what it seems."""
+"""Errors and warnings on operations that are not permitted, or that may not do what the user expects."""
 
 import warnings
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def refusal(doing: str, slot: str, stage: Stage, age: int) -> str:
 
 
 def warn_of_no_epoch(stages: Mapping[str, Stage]) -> None:
-    """Warn of seeds that are not computed yet, whose contributions are asked for."""
+    """Warn if contributions are measured while a seed is not computed yet."""
     waiting = [name for name, stage in stages.items() if stage is Stage.GERMINATED]
     if waiting:
         warnings.warn(

@@ -26,7 +26,7 @@ def difference(score: float | Tensor, other: float | Tensor) -> Contribution:
     """Return the difference of two scores on the same samples.
 
     Raises:
-        ValueError: they are not on as many samples.
+        ValueError: they have different numbers of samples.
     """
     if not isinstance(score, Tensor) or not isinstance(other, Tensor) or score.numel() < 2:
         return Contribution(mean_score(score) - mean_score(other), None)

@@ -23,7 +23,7 @@ class SeedGroups:
         """Parameters of the group of each seed: `load_state_dict` of an optimizer replaces its groups, but keeps these lists."""
 
     def check(self, seeds: Mapping[str, nn.Module | None]) -> None:
-        """Raise ValueError if the optimizer has parameters of a seed, by the name of its slot."""
+        """Raise ValueError if the optimizer already has parameters of a seed; `seeds` are by the names of their slots."""
         known = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         for name, seed in seeds.items():
             if seed is not None and any(id(parameter) in known for parameter in seed.parameters()):

@@ -1,4 +1,4 @@
-"""What a user of `esper.grow` names, and how a checkpoint holds it: blueprints and other choices."""
+"""Blueprints and other choices that users of `esper.grow` name, and their form in checkpoints."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

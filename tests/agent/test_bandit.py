@@ -159,10 +159,10 @@ def test_hosts_with_other_slots_are_refused() -> None:
     update(bandit, rng)
     earlier = {name: part for name, part in bandit.state_dict().items() if name != "choices"}
     BanditConfig().build(SPEC, seed=0).load_state_dict(earlier)
-    with pytest.raises(ValueError, match="the Bandit learned to choose among 5 choices, and here are nothing, "):
+    with pytest.raises(ValueError, match="the Bandit learned to choose among 5 choices, but here the choices are nothing, "):
         BanditConfig().build(make_spec(slots=3, blueprints=2), seed=0).load_state_dict(earlier)
     for other in (make_spec(slots=3, blueprints=2), replace(SPEC, blueprint_names=SPEC.blueprint_names[::-1])):
-        with pytest.raises(ValueError, match=r"the Bandit learned to choose among nothing, .* and here are nothing, "):
+        with pytest.raises(ValueError, match=r"the Bandit learned to choose among nothing, .* but here the choices are "):
             BanditConfig().build(other, seed=0).load_state_dict(bandit.state_dict())
 
 

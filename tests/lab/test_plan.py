@@ -151,7 +151,7 @@ def test_few_blocks_can_be_extended_to_a_look(tmp_path: Path) -> None:
     first = planned("arms=reward: shaped,sparse", "blocks=3", folder=tmp_path)
     first.save(tmp_path)
     assert announce(first, tmp_path)[1] == (
-        "blocks=3 are too few for a verdict, which takes 10; for one, run: python -m esper.train -m sweep=ab "
+        "blocks=3 is too few for a verdict, which takes 10; to get one, run: python -m esper.train -m sweep=ab "
         f"arms='reward: shaped,sparse' blocks=10 root=0 hydra.sweep.dir={tmp_path}"
     )
     more = planned("arms=reward: shaped,sparse", "blocks=10", folder=tmp_path)

@@ -76,7 +76,7 @@ def test_pruned_seeds_are_named_with_the_hosts_that_they_cost() -> None:
 def test_rollbacks_in_training_are_told() -> None:
     records = [{"update": 1.0, "governor/rollbacks_decline": 0.0}, {"update": 2.0, "governor/rollbacks_decline": 2.0}]
     assert rollbacks(records) == (
-        "; 2 in training, the last in update 2 (decline 2): the governor restored a healthy state of a sick host"
+        "; 2 in training, the last in update 2 (decline 2): the governor restored an earlier state of the host"
     )
     assert rollbacks(records[:1]) == ", and none in training"
     assert rollbacks(records[1:]).startswith("; 2 in the written updates of training")
@@ -252,4 +252,4 @@ def test_the_table_of_controllers_compares_with_the_policy() -> None:
     assert meaning("one_seed (conv in r0c0)") == "conv in r0c0"
     searched = controllers(report(4, policy=50, search_random_8=90, wait=40))
     assert [row[0] for row in searched] == ["policy", "wait", "search_random_8"], "it trains a host eight times"
-    assert searched[2][-1].startswith("a search, not a controller: as much training of each host as 8 times")
+    assert searched[2][-1].startswith("a search, not a controller: the work of 8 full trainings per host")

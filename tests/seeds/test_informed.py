@@ -226,5 +226,5 @@ def test_only_blueprints_with_a_feeding_map_have_the_option_init():
         assert not is_informed(kind())
     with pytest.raises(ValueError, match="no map before its last one"):
         feeding_map(NormConfig().branch(SlotSpec("here", 4)))
-    with pytest.raises(ValueError, match="move places"):
+    with pytest.raises(ValueError, match="shift positions"):
         feeding_map(nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 1)))

@@ -58,7 +58,7 @@ def test_a_significant_difference_within_the_margin_is_equivalence() -> None:
 def test_few_blocks_give_no_verdict() -> None:
     (found,) = compare_arms(table("plain", "good", blocks=MIN_BLOCKS - 1), margin=0.5)
     assert found.verdict is Conclusion.too_few
-    assert "they share 9 of at least 10 blocks" in str(found)
+    assert "they share 9 of the 10 blocks needed" in str(found)
     assert f"a new experiment takes {found.needed} blocks to detect a difference of 0.5 with a power of 80 %" in str(found)
     assert verdicts(compare_arms(table("plain", "good", blocks=MIN_BLOCKS), margin=0.5)) == [Conclusion.better]
 
@@ -109,7 +109,7 @@ def test_arms_on_different_seeds_get_no_verdict_but_a_remedy(shared: int) -> Non
     assert found.verdict is Conclusion.too_few
     assert found.needed is None
     assert str(found) == (
-        f"no verdict on plain and good: they share {shared} of at least 10 blocks; run them on the same seeds, as sweep=ab does"
+        f"no verdict on plain and good: they share {shared} of the 10 blocks needed; run them on the same seeds, as sweep=ab does"
     )
 
 
@@ -246,9 +246,9 @@ def test_costs_do_not_collapse() -> None:
     assert (cost.difference.blocks, cost.difference.collapsed, cost.warnings) == (12, 0, ("the differences are not normal",))
     assert cost.difference.mean.mean == pytest.approx(3 + 100 / 12, abs=0.1)
     (few,) = compare_arms(cells[cells["block"] < 10], margin=0.5)
-    assert "they share 9 of at least 10 blocks beside 1 with a collapsed run" in str(few)
+    assert "they share 9 of the 10 blocks needed, and 1 more with a collapsed run" in str(few)
     (fewer,) = compare_arms(cells[cells["block"] < 9], margin=0.5)
-    assert "they share 9 of at least 10 blocks; " in str(fewer), "nine runs show no collapse"
+    assert "they share 9 of the 10 blocks needed; " in str(fewer), "nine runs show no collapse"
 
 
 @pytest.mark.parametrize("down", ["plain", "good"])

@@ -87,11 +87,11 @@ IMAGES: dict[str, tuple[Change, str]] = {
     "inf": (with_value("test_x", torch.inf), "test_x has 1 values that are NaN or infinite"),
     "labels_from_1": (
         with_entry("train_y", lambda y: y + 1),
-        "train_y has the value 3: subtract 1 from all classes, to",
+        "train_y has the value 3, which must be from 0 to num_classes - 1 = 2: subtract 1 from all classes",
     ),
-    "high_label": (with_value("valid_y", 3), "valid_y has the value 3: correct it, to be from 0 to num_classes - 1 = 2"),
-    "negative_label": (with_value("train_y", -1), "train_y has the value -1: correct it, to be from 0 to"),
-    "ignored_label": (with_value("train_y", IGNORED), "train_y has the value -100: correct it"),
+    "high_label": (with_value("valid_y", 3), "valid_y has the value 3, which must be from 0 to num_classes - 1 = 2"),
+    "negative_label": (with_value("train_y", -1), "train_y has the value -1, which must be from 0 to"),
+    "ignored_label": (with_value("train_y", IGNORED), "train_y has the value -100, which must be from 0 to"),
     "float_labels": (with_entry("test_y", torch.Tensor.float), "test_y is torch.float32: make it torch.int64, the number of"),
     "one_hot": (with_entry("train_y", lambda y: torch.eye(3)[y]), "train_y has the shape [12, 3]: make it [12]"),
     "list": (with_entry("valid_y", list), "valid_y is a list: make it a tensor"),
@@ -118,9 +118,9 @@ IMAGES: dict[str, tuple[Change, str]] = {
     "tuple": (lambda data: (data.train_x, data.train_y), "load returns a tuple: return a Data"),
 }
 TEXT: dict[str, tuple[Change, str]] = {
-    "high_token": (with_value("valid_x", 5), "valid_x, as a token, has the value 5: correct it, to be from 0 to num_classes - 1"),
+    "high_token": (with_value("valid_x", 5), "valid_x, as a token, has the value 5, which must be from 0 to num_classes - 1"),
     "negative_token": (with_value("train_x", IGNORED), "train_x, as a token, has the value -100"),
-    "high_target": (with_value("train_y", 9), "train_y has the value 9: correct it"),
+    "high_target": (with_value("train_y", 9), "train_y has the value 9, which must be from 0 to"),
     "float_tokens": (with_entry("test_x", torch.Tensor.float), "test_x is torch.float32: make it torch.int64"),
     "last_only": (with_entry("train_y", lambda y: y[:, -1]), "train_y has the shape [12]: make it [12, 4]"),
     "padding": (with_entry("test_y", lambda y: y * 0 + IGNORED), "test_y has no target but -100, which is ignored: remove"),

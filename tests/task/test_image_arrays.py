@@ -134,7 +134,7 @@ def test_a_constant_channel_of_bytes_is_not_scaled(tmp_path):
         ({"x": X, "y": 0 * Y}, "has one class, and learning needs two"),
         ({"x": X, "y": np.arange(60)}, "has 60 different classes, more than half as many as images"),
         ({"x": X[:5], "y": Y[:5]}, "has 5 images, too few for three sets: add some"),
-        (SPLIT | {"test_y": Y[30:45] + 1}, "the test set has class 3, of which there is no training image"),
+        (SPLIT | {"test_y": Y[30:45] + 1}, "the test set has class 3, which has no training image"),
         (SPLIT | {"valid_x": X[:0], "valid_y": Y[:0]}, "valid has no images: add some"),
         ({name: SPLIT[name] for name in SPLIT if "test" not in name}, "has no test set: add test_x and test_y"),
         ({"x": X, "y": Y, "test_x": X, "test_y": Y}, "has test_x and no train_x and train_y: add them"),

@@ -95,5 +95,5 @@ def test_hosts_of_a_table_are_read_by_an_mlp_and_refused_by_a_cnn(tmp_path):
     config = csv(tmp_path)
     assert config.build(MLPConfig()).data.num_classes == 3
     chosen = check([f"task.file={config.file}", "task=table_classes", "host=cnn", "blueprint=[norm]", "task.batch_size=8"])
-    with pytest.raises(ConfigError, match="for rows of numbers host=mlp 'blueprint="):
+    with pytest.raises(ConfigError, match="for rows of numbers, host=mlp 'blueprint="):
         ready(chosen)

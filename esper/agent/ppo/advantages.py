@@ -31,7 +31,7 @@ class Targets:
     advantage_TN: Tensor
     """Advantages, normalised over the steps that were not forced."""
     value_TN: Tensor
-    """Lambda returns in the critic's scale."""
+    """Lambda returns, or V-trace targets for a window of rollouts, in the critic's scale."""
     mc_return_TN: Tensor
     """Monte-Carlo returns [reward]; the critic is evaluated on them, not trained on them."""
     free: Sequence[tuple[Op, Head]] | None = None

@@ -14,7 +14,7 @@ from esper.buffer.transition import State
 from esper.env.actions import RELEVANT, Head
 
 RATIO_TOLERANCE = 1e-4
-"""Largest |ln ratio| between a rollout and its replay before the first gradient step; rounding is a hundred times smaller."""
+"""Largest allowed |ln ratio| of a replay to its rollout before the first gradient step; rounding is a hundred times smaller."""
 
 
 class Reference(StrEnum):
@@ -145,7 +145,7 @@ def compute_losses(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Replay some rows; return log-ratios to the policy before the update `[T, M]` and the terms of the objective by name.
 
-    One of the terms is the divergence from the reference policy with these logits of operations, if there is one.
+    If `reference_O` is given, one term is the divergence from the reference policy with these operation logits.
     """
     outputs, action_BH = replay(network, rollout, targets, rows_M)
     shape = (rollout.num_steps, len(rows_M))

@@ -152,7 +152,7 @@ class PolicyNetwork(nn.Module):
         return self.core.unroll(self.core_input(seen, self.encode(seen)), state, is_init_TN)[1]
 
     def watch(self, seen: Seen) -> None:
-        """Add observations `[T, N]` to those by which features are standardized; without standardization, nothing changes."""
+        """Add observations `[T, N]` to the statistics that standardize features; no effect without standardization."""
         for scale, features in zip(self.scales, (seen.features, seen.slots), strict=False):
             assert isinstance(scale, Standardization)
             scale.watch(features)

@@ -16,7 +16,7 @@ from esper.env.actions import PARAMETER_HEADS, RELEVANT, HeadsConfig, Op
 
 
 class PolicyProgram(nn.Module):
-    """Observation, random numbers and memory to action and memory; see `forward`."""
+    """A map from observation, random numbers and memory to actions and the next memory; see `forward`."""
 
     def __init__(self, network: PolicyNetwork, heads: HeadsConfig) -> None:
         super().__init__()

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 LEAST_DEVIATION = 0.01
-"""Smallest deviation by which a feature is divided; features that hardly vary are not noise to be amplified."""
+"""Lower bound of the deviation that divides a feature, so that the noise of nearly constant features is not amplified."""
 LIMIT = 5.0
-"""Standardized features are clipped to this range, in deviations."""
+"""Standardized features are clipped to at most this many deviations from 0."""
 
 
 class Standardization(nn.Module):
@@ -45,7 +45,7 @@ class Standardization(nn.Module):
         return ((values - self.mean_F.to(values)) / deviation_F.to(values)).clamp(-LIMIT, LIMIT)
 
     def fixed(self) -> nn.Module:
-        """Return a module that computes the same from now on, without a choice that depends on its state."""
+        """Return a module that computes the same as now, without a branch on its state, as `torch.export` needs."""
         return _Fixed(self) if self.count else nn.Identity()
 
 

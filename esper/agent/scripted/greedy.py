@@ -96,7 +96,7 @@ def potentials(observation: Observation, spec: EnvSpec) -> FloatArray:
 
 
 def worthy(observation: Observation, spec: EnvSpec, errors: float) -> BoolArray:
-    """Return where a seed's contribution exceeds so many of its standard errors `[N, S]`."""
+    """Return where a seed's contribution exceeds `errors` times its standard error `[N, S]`."""
     worth_NS, error_NS, known_NS = (
         slot_features(observation, spec, name) for name in ("contribution", "contribution_error", "contribution_measured")
     )

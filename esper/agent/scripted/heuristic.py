@@ -59,7 +59,7 @@ class Heuristic(Scripted):
 
     def decide(self, observation: Observation, state: State, uniform_NH: UniformArray) -> tuple[IntArray, State]:
         step_N = step_number(observation, self.spec)
-        # A rolled-back host restarts too, but with the next blueprint instead of the one that broke it.
+        # A rolled-back host keeps its count: it plants the next blueprint, not the one that broke it.
         germinated_N = np.where(step_N == 0, 0, state["germinated"].numpy())
         op_N, slot_N = self._most_urgent(observation, step_N)
         germinated_N = germinated_N + (op_N == Op.GERMINATE)

@@ -90,7 +90,7 @@ def _checked(seeds: list[dict[str, str]]) -> Topology:
 
 @dataclass(kw_only=True, slots=True)
 class ReplayConfig(AgentConfig):
-    """A controller that grows in each host, from the first step on, the seeds that the host kept at the end under another
+    """A controller that regrows, in each host and from the first step on, the seeds that the host kept under another
     controller. An evaluation with the same seed and episode has the same hosts; in training, hosts differ and take the topologies
     in order."""
 

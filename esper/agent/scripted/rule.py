@@ -33,7 +33,7 @@ class ReactRule:
     patience: int = 0
     """Steps for which a fall or rise must have lasted before it plants."""
     slot: int | None = None
-    """Slot; None for the one with the largest potential. If it is taken, another one is chosen so."""
+    """Slot. If None, or if the slot is taken: the one with the largest potential."""
     blueprint: int | None = None
     """Blueprint; None for the one with the largest potential."""
     errors: float | None = None
@@ -61,7 +61,7 @@ class Reaction(Scripted):
         self.rule, self.spec = rule, spec
 
     def start(self, num_hosts: int) -> State:
-        """Return the level `[N]` from which a fall or a rise counts, NaN before it is known, and for how long it lasts `[N]`."""
+        """Return the level `[N]` to compare falls and rises with, NaN if unknown, and how long one has lasted `[N]` [steps]."""
         return {"level": torch.full((num_hosts,), torch.nan), "lasted": torch.zeros(num_hosts)}
 
     def decide(self, observation: Observation, state: State, uniform_NH: UniformArray) -> tuple[IntArray, State]:
@@ -90,10 +90,10 @@ class Reaction(Scripted):
         }
 
     def _beyond(self, observation: Observation, level_N: FloatArray) -> tuple[BoolArray, FloatArray]:
-        """Return the hosts beyond the threshold `[N]`, and what must fall from its highest value `[N]`.
+        """Return the hosts beyond the threshold `[N]`, and the signal whose fall from its highest value counts `[N]`.
 
         Args:
-            level_N: its highest value so far; NaN before the first step.
+            level_N: highest signal so far; NaN before the first step.
         """
         nothing_N = np.zeros(len(observation.features), np.float32)
         if self.rule.trigger == "drop":

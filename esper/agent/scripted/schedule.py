@@ -28,7 +28,7 @@ class ActionConfig:
     """One action of a schedule."""
 
     at: int = 0
-    """Time of the action, at least 0 [host epochs]. It is taken once, as soon as it is legal from then on."""
+    """Time of the action, at least 0 [host epochs]. It is taken once, as soon as it is legal at or after this time."""
     op: str = "germinate"
     """Operation: germinate, set_alpha_target, prune, fossilize or advance."""
     slot: int = 0

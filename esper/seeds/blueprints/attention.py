@@ -79,8 +79,8 @@ class WindowAttention(SelfAttention):
 def by_flex(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tensor:
     """Compute attention within a causal window by `flex_attention`, compiled if the device is a GPU."""
     run: Any = _compiled() if q_BHTC.is_cuda else flex.flex_attention
-    # To trace its backward, torch waits for autograd's thread of the GPU, in which the backward of another shard may wait to be
-    # compiled until the trace ends. So this thread computes by itself what it traces.
+    # While it traces the backward, torch waits for the GPU's autograd thread, in which another shard's backward may wait for this
+    # trace to end: a deadlock. So the tracing thread runs autograd itself.
     with _compiling, torch.autograd.set_multithreading_enabled(False):
         block_mask = _block_mask(q_BHTC.shape[2], window, q_BHTC.device)
         return run(q_BHTC.contiguous(), k_BHTC.contiguous(), v_BHTC.contiguous(), block_mask=block_mask)
@@ -94,7 +94,7 @@ def by_mask(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tens
 
 
 _compiling = Lock()
-"""Shards call it from threads, and torch refuses a compiled function in one thread while it traces one in another."""
+"""Held by shards, which run in threads: torch refuses a compiled function in one thread while it traces one in another."""
 
 
 @cache
