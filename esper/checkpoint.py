@@ -164,20 +164,21 @@ class Checkpoints:
 
         Raises:
             FormatError: the newest undamaged one was written by another version.
-            CheckpointError: there are checkpoints, and each is damaged.
+            CheckpointError: there are checkpoints, and each is damaged or unreadable.
         """
-        paths = self.paths()
+        paths, last = self.paths(), ""
         for path in reversed(paths):
             try:
                 _verified(path)
             except FormatError:
                 raise
             except CheckpointError as error:
+                last = last or str(error).rpartition(": ")[0]
                 warnings.warn(f"{str(error).rpartition(': ')[0]}; trying the previous checkpoint", Notice, stacklevel=2)
             else:
                 return path
         if paths:
-            raise CheckpointError(f"all {len(paths)} checkpoints in {self.folder} are damaged: start a new run")
+            raise CheckpointError(f"none of the {len(paths)} checkpoints in {self.folder} can be used ({last}): start a new run")
         return None
 
 

@@ -15,6 +15,7 @@ from esper.config import ConfigError
 from esper.env.actions import PARAMETER_HEADS, VALUES, EnvSpec, Head, HeadsConfig, Op
 from esper.lab.card import model_card
 from esper.lab.evaluation import Evaluation
+from esper.lab.regrow import own_threads
 from esper.training import provenance
 from esper.training.config_io import from_plain
 from esper.training.resume import POLICY, find_checkpoint, run_of
@@ -122,7 +123,8 @@ def export_program(checkpoint: Path, folder: Path) -> Path | None:
 def _smallest(checkpoint: Path) -> Evaluation:
     """Return an evaluation with as few hosts as the devices and workers of the run allow, to read the sizes of its policy."""
     config = from_plain(load_run(checkpoint)["config"])
-    return Evaluation.load(str(checkpoint), hosts=max(2, config.cluster.num_workers * len(config.devices)))
+    with own_threads():
+        return Evaluation.load(str(checkpoint), hosts=max(2, config.cluster.num_workers * len(config.devices)))
 
 
 def _largest_evaluation(run: Path, updates: int) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """Grows the network of a held-out host once more: the same host, among the same number of hosts, gives the same network."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,16 @@ from esper.training.resume import find_checkpoint
 
 SAMPLES = 64
 """Test samples that come with a network."""
+
+
+@contextmanager
+def own_threads() -> Generator[None]:
+    """Restore the number of torch's intra-op threads, which an `Evaluation` sets to 1, for a caller with work of its own."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def regrow(
@@ -35,8 +46,10 @@ def regrow(
     Raises:
         ConfigError: the run grows no hosts, or not this one, or an override does not fit.
     """
-    if host >= hosts:
-        raise ConfigError(f"host={host} is not among hosts={hosts}, which are counted from 0: raise hosts")
+    if not 0 <= host < hosts:
+        raise ConfigError(
+            f"host={host} is not among hosts={hosts}, which are counted from 0: choose 0 to {hosts - 1}, or raise hosts"
+        )
     evaluation = Evaluation.load(str(path), hosts=hosts, episode=episode, overrides=overrides)
     env, config = evaluation.env, evaluation.config
     if not isinstance(env, GrowthEnv):
@@ -122,4 +135,5 @@ def grown_network(
         ConfigError: there is no such checkpoint, the run grows no such host, or an override does not fit.
     """
     path = find_checkpoint(str(checkpoint), "checkpoint")
-    return regrow(path, host=host, hosts=hosts, episode=episode, controller=controller, overrides=overrides)[0]
+    with own_threads():
+        return regrow(path, host=host, hosts=hosts, episode=episode, controller=controller, overrides=overrides)[0]

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esper.lab.evaluation import ORACLE
+from esper.lab.evaluation import ORACLE, POLICIES, REPLAY
 from esper.lab.kinds import PASSES, STAYS, condensed
+from esper.lab.per_host import PREFIX
 from esper.stats.intervals import Interval, mean_interval
 from esper.telemetry.text import counted, percent
 from esper.telemetry.traces import Table
@@ -206,8 +207,8 @@ def rivals(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None:
     """Return the best controller of an evaluation, except policies, searches, replay and the oracle: its name, the policy's
     return minus its own, and how many hosts it grew; None if there is none."""
     hosts: Mapping[str, Any] = report.get("hosts", {})
-    out = ("policy", "search", "replay", ORACLE)
-    others = {name: one["return"] for name, one in hosts.items() if not name.startswith(out)}
+    out = {*POLICIES, REPLAY, ORACLE}
+    others = {name: one["return"] for name, one in hosts.items() if name not in out and not name.startswith(PREFIX)}
     own: Sequence[float] | None = hosts.get("policy", {}).get("return")
     if own is None or not others:
         return None

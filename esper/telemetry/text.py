@@ -55,8 +55,8 @@ def counted(count: int, noun: str) -> str:
 
 
 def bins(values: Sequence[float], most: int) -> list[float]:
-    """Divide a series, without its infinite values, into at most `most` equal parts, and return their means."""
-    finite = [value for value in values if abs(value) != float("inf")]
+    """Divide a series, without its non-finite values, into at most `most` equal parts, and return their means."""
+    finite = [value for value in values if math.isfinite(value)]
     count = min(most, len(finite))
     edges = [len(finite) * place // count for place in range(count + 1)] if count else []
     return [sum(finite[low:high]) / (high - low) for low, high in pairwise(edges)]
@@ -64,7 +64,7 @@ def bins(values: Sequence[float], most: int) -> list[float]:
 
 def spark(values: Sequence[float], marks: str = "▁▂▃▄▅▆▇█") -> str:
     """Return a sparkline, one character per finite value, scaled from the lowest value to the highest."""
-    finite = [value for value in values if abs(value) != float("inf")]
+    finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
     low, span = min(finite), max(finite) - min(finite)

@@ -81,10 +81,11 @@ def read_trace(path: Path) -> Table:
         with gzip.open(path, "rt", newline="") as file:
             head, *rows = csv.reader(file)
         table = {name: [_value(cell) for cell in column] for name, column in zip(head, zip(*rows, strict=True), strict=True)}
-        if set(table["version"]) != {VERSION}:
-            raise FileError(f"{path} is a trace of another version of Esper: remove it, or read it with pandas")
+        versions = set(table["version"])
     except (OSError, EOFError, ValueError, KeyError, csv.Error) as error:
         raise FileError(f"{path} is damaged: remove it") from error
+    if versions != {VERSION}:
+        raise FileError(f"{path} is a trace of another version of Esper: remove it, or read it with pandas")
     return table
 
 

@@ -206,8 +206,9 @@ def test_the_exported_network_is_the_one_that_was_evaluated(run: Path, tmp_path:
     export([f"checkpoint={run}", "host=1", "hosts=2", "steps=1"])
     about = json.loads((run / "export" / "update_000001_host_1_of_2_episode_0_policy_steps=1" / "topology.json").read_text())
     assert about["transfer"] == {"source": ["steps=3"], "target": ["steps=1"]}
-    with pytest.raises(ConfigError, match=r"host=3 is not among hosts=3, which are counted from 0: raise hosts"):
-        esper.grown_network(run, host=3, hosts=3)
+    for host in (-1, 3):
+        with pytest.raises(ConfigError, match=rf"host={host} is not among hosts=3, which are counted from 0: choose 0 to 2"):
+            esper.grown_network(run, host=host, hosts=3)
 
 
 def test_too_few_hosts_for_the_devices_are_one_sentence_and_a_policy_takes_as_many(
@@ -225,8 +226,14 @@ def test_too_few_hosts_for_the_devices_are_one_sentence_and_a_policy_takes_as_ma
     assert asked == [3]
 
 
-def test_a_grown_network_grows_on(run: Path) -> None:
-    network = esper.grown_network(run, host=1, hosts=2, controller="heuristic")
+def test_a_grown_network_grows_on(run: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(2)
+    try:
+        esper.save_policy(run, tmp_path / "policy")
+        network = esper.grown_network(run, host=1, hosts=2, controller="heuristic")
+        assert torch.get_num_threads() == 2, "the caller's own"
+    finally:
+        torch.set_num_threads(1)
     x = torch.randn(4, 1, 8, 8)
     net = esper.grow(network, slots={"again": "slots.0"}, example=x)
     assert torch.equal(net.eval()(x), network(x))

@@ -278,9 +278,9 @@ def test_numbers_and_curves() -> None:
     values = (0, 7, 496, 4213, 995_000, 999_999, 2e9, float("nan"))
     assert [si(value, 2, " ") for value in values] == ["0", "7", "500", "4.2 k", "1 M", "1 M", "2 G", "-"]
     assert [si(value) for value in (7067, 999_600, -1234, 0.25)] == ["7.07k", "1M", "-1.23k", "0.25"]
-    assert bins([1, 3, float("inf"), 5, 7, 9], 2) == [2, 7]
+    assert bins([1, 3, float("inf"), 5, 7, float("nan"), 9], 2) == [2, 7]
     assert bins([], 4) == []
-    assert spark([0, 7, float("inf"), 3.5]) == "▁█▅"
+    assert spark([0, 7, float("inf"), float("nan"), 3.5]) == "▁█▅"
     assert spark([2, 2]) == "▁▁"
     assert spark([]) == ""
     assert [clock(seconds) for seconds in (0.2, 59.6, 3661)] == ["0:00:00", "0:01:00", "1:01:01"]

@@ -120,13 +120,15 @@ def test_a_trace_survives_its_file_and_equal_tables_give_equal_bytes(trace, tmp_
     assert pd.read_csv(path)["r0c0.stage"].tolist() == table["r0c0.stage"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"no gzip", None])
-def test_a_damaged_trace_is_named(trace, tmp_path: Path, damage: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("damage", "sentence"), [(b"", "is damaged"), (b"no gzip", "is damaged"), (None, "is a trace of another version")]
+)
+def test_a_damaged_trace_is_named(trace, tmp_path: Path, damage: bytes | None, sentence: str) -> None:
     path = trace_of_update(tmp_path, 1)
     write_trace(path, trace[0] | {"version": [99] * len(trace[0]["version"])})
     if damage is not None:
         path.write_bytes(damage)
-    with pytest.raises(FileError, match=r"update_000001.csv.gz"):
+    with pytest.raises(FileError, match=rf"update_000001\.csv\.gz {sentence}"):
         read_trace(path)
 
 
