@@ -37,7 +37,7 @@ from esper.lab.journal import LATENCY, Journal
 from esper.lab.per_host import OBJECTIVES, HostSearch, check_method, names
 from esper.lab.progress import Progress
 from esper.notices import StatusLine, heard_by, notice
-from esper.page.findings import oracle_sentence, rival_sentence
+from esper.page.findings import baseline_sentence, oracle_sentence
 from esper.page.page import write_page
 from esper.ranges import check_ranges
 from esper.telemetry.text import counted
@@ -239,7 +239,7 @@ def _display(report: dict[str, Any], asked: EvaluateConfig, score: str) -> None:
     """Print the verdict and the tables of an evaluation."""
     console, rows = Console(), report["rows"]
     console.print(escape(verdict(rows, score=score)), style="bold", highlight=False)
-    for found in filter(None, (rival_sentence(report), oracle_sentence(report))):
+    for found in filter(None, (baseline_sentence(report), oracle_sentence(report))):
         console.print(escape(found), highlight=False)
     show(rows, report["title"], console, score=score)
     if asked.details or asked.online:

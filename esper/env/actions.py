@@ -229,16 +229,16 @@ def execute(state: SlotState, action_NH: IntArray, slots: SlotsConfig) -> SlotSt
         return state
     here_NS = np.eye(state.stage.shape[1], dtype=np.bool_)[action_NH[:, Head.SLOT]]
     where = {op: here_NS & (action_NH[:, Head.OP] == op)[:, None] for op in Op}
-    later = {"ticks_N": _meant(action_NH, Head.ALPHA_SPEED, int), "curve_N": _meant(action_NH, Head.ALPHA_CURVE, int)}
-    target_N = _meant(action_NH, Head.ALPHA_TARGET, float).astype(np.float32)
+    later = {"ticks_N": _head_values(action_NH, Head.ALPHA_SPEED, int), "curve_N": _head_values(action_NH, Head.ALPHA_CURVE, int)}
+    target_N = _head_values(action_NH, Head.ALPHA_TARGET, float).astype(np.float32)
     state = lifecycle.germinate(
         state,
         where[Op.GERMINATE],
         blueprint_N=action_NH[:, Head.BLUEPRINT],
-        blend_N=_meant(action_NH, Head.STYLE, lambda style: int(style[0])),
+        blend_N=_head_values(action_NH, Head.STYLE, lambda style: int(style[0])),
         target_N=target_N,
-        ticks_N=_meant(action_NH, Head.TEMPO, int),
-        curve_N=_meant(action_NH, Head.STYLE, lambda style: int(style[1])),
+        ticks_N=_head_values(action_NH, Head.TEMPO, int),
+        curve_N=_head_values(action_NH, Head.STYLE, lambda style: int(style[1])),
     )
     switched = where[Op.SET_ALPHA_TARGET] & may_switch(state, slots)
     state = lifecycle.switch(state, switched)
@@ -247,7 +247,7 @@ def execute(state: SlotState, action_NH: IntArray, slots: SlotsConfig) -> SlotSt
     return lifecycle.advance(state, where[Op.ADVANCE] | where[Op.FOSSILIZE], slots)
 
 
-def _meant(action_NH: IntArray, head: Head, read: Callable[[Any], float]) -> npt.NDArray[Any]:
+def _head_values(action_NH: IntArray, head: Head, read: Callable[[Any], float]) -> npt.NDArray[Any]:
     """Return the meaning of the chosen values of a head `[N]`."""
     return np.array([read(value) for value in VALUES[head].values()])[action_NH[:, head]]
 

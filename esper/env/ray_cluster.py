@@ -64,17 +64,17 @@ class RayClusterConfig(ClusterConfig):
 
     def build(self, parts: PoolParts, meter: Meter | None = None) -> HostPool:
         self.ready()
-        crew = _crews.get(self.crew_key()) or RayCrew(self)
-        _crews[self.crew_key()] = crew
-        return RemotePool(parts, meter, crew, key=crew.join(), replacements=self.replacements)
+        group = _groups.get(self.group_key()) or RayWorkerGroup(self)
+        _groups[self.group_key()] = group
+        return RemotePool(parts, meter, group, key=group.join(), replacements=self.replacements)
 
-    def crew_key(self) -> tuple[object, ...]:
+    def group_key(self) -> tuple[object, ...]:
         """Return the settings that must be equal for two pools to share workers."""
         return self.workers, self.cpus, self.gpus, self.address
 
 
-_crews: dict[tuple[object, ...], "RayCrew"] = {}
-"""The workers of this process, by `crew_key`."""
+_groups: dict[tuple[object, ...], "RayWorkerGroup"] = {}
+"""The workers of this process, by `group_key`."""
 
 
 def _knock(address: str | None) -> None:
@@ -84,8 +84,8 @@ def _knock(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
-class RayCrew:
-    """Actors, one per worker; a `Crew`."""
+class RayWorkerGroup:
+    """Actors, one per worker; a `WorkerGroup`."""
 
     def __init__(self, config: RayClusterConfig) -> None:
         """Start Ray if it does not run, and the workers.
@@ -133,15 +133,15 @@ class RayCrew:
         return key
 
     def encode(self, call: Call) -> Message:
-        """See `Crew.encode`."""
+        """See `WorkerGroup.encode`."""
         return Message(call.method, self._ray.cloudpickle.dumps(tuple(call)))
 
     def born(self, worker: int) -> int:
-        """See `Crew.born`."""
+        """See `WorkerGroup.born`."""
         return self._born[worker]
 
     def open(self, worker: int, key: int, parts: PoolParts, num_hosts: int) -> None:
-        """See `Crew.open`. The parts go to the object store once, for all workers."""
+        """See `WorkerGroup.open`. The parts go to the object store once, for all workers."""
         if key not in self._parts:
             self._parts[key] = self._ray.put(parts)
         opened = self._actors[worker].open.remote(key, self._parts[key], num_hosts)
@@ -158,11 +158,11 @@ class RayCrew:
         self.receive(opened)
 
     def send(self, worker: int, key: int, messages: Sequence[Message]) -> object:
-        """See `Crew.send`."""
+        """See `WorkerGroup.send`."""
         return self._actors[worker].run.remote(key, messages)
 
     def receive(self, ticket: object) -> Reply:
-        """See `Crew.receive`."""
+        """See `WorkerGroup.receive`."""
         from ray.exceptions import RayError, RayTaskError
 
         try:
@@ -173,13 +173,13 @@ class RayCrew:
             raise WorkerLost(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
 
     def replace(self, worker: int) -> None:
-        """See `Crew.replace`."""
+        """See `WorkerGroup.replace`."""
         self._ray.kill(self._actors[worker])
         self._actors[worker] = self._actor()
         self._born[worker] += 1
 
     def close(self, key: int) -> None:
-        """See `Crew.close`."""
+        """See `WorkerGroup.close`."""
         self._open.discard(key)
         self._parts.pop(key, None)
         if self._open:
@@ -191,7 +191,7 @@ class RayCrew:
         self._end()
 
     def _end(self) -> None:
-        """Forget the workers, and stop Ray if this crew started it."""
-        _crews.pop(self.config.crew_key(), None)
+        """Forget the workers, and stop Ray if this group started it."""
+        _groups.pop(self.config.group_key(), None)
         if self._owns:
             self._ray.shutdown()

@@ -36,7 +36,7 @@ class WorkerLost(Exception):
     """A worker, or the machine that it was on, is gone."""
 
 
-class Crew(Protocol):
+class WorkerGroup(Protocol):
     """The workers of this process, which all of its pools share."""
 
     size: int
@@ -78,16 +78,16 @@ class Crew(Protocol):
 class RemotePool(HostPool):
     """N hosts, distributed over the workers in consecutive blocks."""
 
-    def __init__(self, parts: PoolParts, meter: Meter | None, crew: Crew, *, key: int, replacements: int) -> None:
+    def __init__(self, parts: PoolParts, meter: Meter | None, group: WorkerGroup, *, key: int, replacements: int) -> None:
         """
         Args:
-            crew: the workers.
-            key: number of this pool, which no other pool of the crew has.
+            group: the workers.
+            key: number of this pool, which no other pool of the group has.
             replacements: how many times workers are replaced within one episode.
         """
         HostPool.__init__(self, parts, meter)
-        self._crew, self._key, self._replacements, self._left = crew, key, replacements, replacements
-        hosts, size = parts.num_hosts, crew.size
+        self._group, self._key, self._replacements, self._left = group, key, replacements, replacements
+        hosts, size = parts.num_hosts, group.size
         self.places = [slice(hosts * rank // size, hosts * (rank + 1) // size) for rank in range(size)]
         self._log, self._waiting = ([list[Message]() for _ in range(size)] for _ in range(2))
         self._born = [-1] * size
@@ -97,18 +97,18 @@ class RemotePool(HostPool):
     def _ask(self, of: Callable[[slice], Call]) -> list[Any]:
         """Send every worker the call for its rows of the hosts, and return the results."""
         with self.times.waiting():
-            tickets = [self._send(worker, self._crew.encode(of(rows))) for worker, rows in enumerate(self.places)]
+            tickets = [self._send(worker, self._group.encode(of(rows))) for worker, rows in enumerate(self.places)]
             return [self._receive(worker, ticket) for worker, ticket in enumerate(tickets)]
 
     def _ask_one(self, worker: int, method: str, *args: Any) -> Any:
         """Send one worker a call, and return the result."""
         with self.times.waiting():
-            return self._receive(worker, self._send(worker, self._crew.encode(Call(method, args))))
+            return self._receive(worker, self._send(worker, self._group.encode(Call(method, args))))
 
     def _tell(self, of: Callable[[slice], Call]) -> None:
         """Queue a call without a result for every worker, to be sent with its next message."""
         for worker, rows in enumerate(self.places):
-            self._waiting[worker].append(self._crew.encode(of(rows)))
+            self._waiting[worker].append(self._group.encode(of(rows)))
 
     def _send(self, worker: int, last: Message) -> object:
         """Send a worker its queued calls and one more; a new worker first gets all calls since the start of the episode.
@@ -120,10 +120,10 @@ class RemotePool(HostPool):
         self._log[worker] += messages
         self._waiting[worker].clear()
         try:
-            if self._born[worker] != (born := self._crew.born(worker)):
+            if self._born[worker] != (born := self._group.born(worker)):
                 messages, rows, self._born[worker] = self._log[worker], self.places[worker], born
-                self._crew.open(worker, self._key, self.parts, rows.stop - rows.start)
-            return self._crew.send(worker, self._key, [*messages])
+                self._group.open(worker, self._key, self.parts, rows.stop - rows.start)
+            return self._group.send(worker, self._key, [*messages])
         except WorkerLost as lost:
             return lost
 
@@ -138,7 +138,7 @@ class RemotePool(HostPool):
             try:
                 if isinstance(ticket, WorkerLost):
                     raise ticket
-                reply = self._crew.receive(ticket)
+                reply = self._group.receive(ticket)
                 break
             except WorkerLost as lost:
                 self._replace(worker, lost)
@@ -152,7 +152,7 @@ class RemotePool(HostPool):
     def _replace(self, worker: int, lost: WorkerLost) -> None:
         """Replace a lost worker, and say so."""
         rows = self.places[worker]
-        which = f"worker {worker} of {self._crew.size} was lost ({' '.join(str(lost).split())})"
+        which = f"worker {worker} of {self._group.size} was lost ({' '.join(str(lost).split())})"
         if self._left == 0:
             raise ClusterError(
                 f"{which}, and the {self._replacements} replacements of an episode are used up "
@@ -163,7 +163,7 @@ class RemotePool(HostPool):
         again = f"hosts {rows.start} to {rows.stop - 1} repeat {epochs} epochs of this episode"
         number = self._replacements - self._left  # tells one warning from the next
         warnings.warn(f"{which}: {again}; no other host is affected (replacement {number})", Notice, stacklevel=2)
-        self._crew.replace(worker)
+        self._group.replace(worker)
 
     def _of(self, host: int) -> tuple[int, int]:
         """Return the worker of a host, and its index there."""
@@ -232,12 +232,12 @@ class RemotePool(HostPool):
     def plant(self, host: int, slot: int, blueprint: int, stream: tuple[int | str, ...], blend: Blend = Blend.ADD) -> None:
         """See `HostPool.plant`."""
         worker, member = self._of(host)
-        self._waiting[worker].append(self._crew.encode(Call("plant", (member, slot, blueprint, stream, blend))))
+        self._waiting[worker].append(self._group.encode(Call("plant", (member, slot, blueprint, stream, blend))))
 
     def clear(self, host: int, slot: int, blueprint: int) -> None:
         """See `HostPool.clear`."""
         worker, member = self._of(host)
-        self._waiting[worker].append(self._crew.encode(Call("clear", (member, slot, blueprint))))
+        self._waiting[worker].append(self._group.encode(Call("clear", (member, slot, blueprint))))
 
     def remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
         """See `HostPool.remember`."""
@@ -268,4 +268,4 @@ class RemotePool(HostPool):
 
     def close(self) -> None:
         """See `HostPool.close`."""
-        self._crew.close(self._key)
+        self._group.close(self._key)

@@ -234,20 +234,20 @@ class Shard:
         losses = self._step.begin()
         retired_M = np.zeros(self.members, dtype=np.bool_) if retired_M is None else retired_M
         learning = on_device(~retired_M, self.device)
-        in_vain, taught_M = bool(retired_M.all()), network.taught()
-        taught, checks = bool(taught_M.any()), self.device.type == "cpu"  # on a GPU, a check would force a synchronisation
+        in_vain, learns_M = bool(retired_M.all()), network.learns()
+        learns, checks = bool(learns_M.any()), self.device.type == "cpu"  # on a GPU, a check would force a synchronisation
         batches = self._batches(order)
-        with self.views.batches(batches[-1:] if in_vain or not taught else batches):
+        with self.views.batches(batches[-1:] if in_vain or not learns else batches):
             for step, batch in enumerate(batches):
                 last = step == len(batches) - 1
-                if (in_vain or not taught) and not last:  # the hooks watch the last batch
+                if (in_vain or not learns) and not last:  # the hooks watch the last batch
                     continue
                 parts = self.views.micro_batches(batch, min(self._micro_batches, batch.index_MB.shape[1]))
                 progress, left = order.progress((step + 0.5) / len(batches)), len(batches) - 1 - step
                 self._step.take(parts, progress, hooks if last else None, left=left)
                 if checks and step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
                     in_vain = not bool((losses.isfinite() & learning).any())
-        seen = on_device(np.where(taught_M, len(batches), 1), self.device)
+        seen = on_device(np.where(learns_M, len(batches), 1), self.device)
         columns = [(losses / seen)[:, None], network.take_norms(), network.take_faults()]
         report = torch.cat(columns, 1).cpu().numpy()
         network.restore(retired_M)
@@ -265,10 +265,10 @@ class Shard:
     def _batches(self, order: EpochOrder) -> list[TrainedPart]:
         """Return the batches of an epoch: the last one for all members, the others only for members that learn."""
         batches = [TrainedPart(*batch) for batch in order.batches(self.task.batch_size, self.views.home)]
-        pupils = self.network.pupils_L
-        if pupils is None or not len(pupils):
+        learning = self.network.learning_L
+        if learning is None or not len(learning):
             return batches
-        chosen = pupils.to(self.views.home)
+        chosen = learning.to(self.views.home)
         return [*(batch.of(chosen) for batch in batches[:-1]), batches[-1]]
 
     @on_lane

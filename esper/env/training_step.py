@@ -76,7 +76,7 @@ class TrainingStep:
         losses: list[Tensor] = []
         for place, (x, y_MB) in enumerate(parts):
             first = hooks if place == 0 else None  # same as for the whole batch, unless a slot needs more samples than a part has
-            losses.append(network.backward(x, y_MB, first, targets_M) if last else network.teach(x, y_MB, targets_M))
+            losses.append(network.backward(x, y_MB, first, targets_M) if last else network.backward_learning(x, y_MB, targets_M))
         self._losses_M += sum(losses[1:], losses[0])
         network.update(host, seed)
 

@@ -99,24 +99,24 @@ class _Contained(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Any, members: int
     ) -> Tensor:
         ctx.how, ctx.members = how, members
-        sick_M = _sickness(x, members) + weight.reshape(members, -1).sum(1, dtype=torch.float32) * 0.0
+        nonfinite_M = _nonfinite(x, members) + weight.reshape(members, -1).sum(1, dtype=torch.float32) * 0.0
         x, weight = _cleaned(x), _cleaned(weight)
-        ctx.save_for_backward(x, weight, sick_M)
-        added = _per_channel(sick_M, len(weight), x.dtype)
+        ctx.save_for_backward(x, weight, nonfinite_M)
+        added = _per_channel(nonfinite_M, len(weight), x.dtype)
         y = torch.ops.aten.convolution(x, weight, None, *how)
         return y.add_((added if bias is None else added + bias).view(1, -1, 1, 1))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, sick_M = ctx.saved_tensors
-        sick_M = sick_M + _sickness(grad, ctx.members)
+        x, weight, nonfinite_M = ctx.saved_tensors
+        nonfinite_M = nonfinite_M + _nonfinite(grad, ctx.members)
         wanted = list(ctx.needs_input_grad[:3])
         grads = torch.ops.aten.convolution_backward(_cleaned(grad), x, weight, [len(weight)], *ctx.how, wanted)
         grad_x, grad_weight, grad_bias = (one if given else None for one, given in zip(grads, wanted, strict=True))
         if grad_x is not None:
-            grad_x = grad_x.add_(_per_channel(sick_M, x.shape[1], x.dtype).view(1, -1, 1, 1))
-        added = _per_channel(sick_M, len(weight), weight.dtype)
+            grad_x = grad_x.add_(_per_channel(nonfinite_M, x.shape[1], x.dtype).view(1, -1, 1, 1))
+        added = _per_channel(nonfinite_M, len(weight), weight.dtype)
         grad_weight = None if grad_weight is None else grad_weight.add_(added.view(-1, 1, 1, 1))
         return grad_x, grad_weight, None if grad_bias is None else grad_bias + added, None, None
 
@@ -126,12 +126,12 @@ def _cleaned(x: Tensor) -> Tensor:
     return x.nan_to_num(0.0, 0.0, 0.0)
 
 
-def _sickness(x: Tensor, members: int) -> Tensor:
+def _nonfinite(x: Tensor, members: int) -> Tensor:
     """Return NaN for members with a value that is not finite in their features, else 0 `[M]`."""
     batch, _, height, width = x.shape
     by_member = x.permute(0, 2, 3, 1).reshape(batch, height, width, members, -1)
     return by_member.sum((0, 1, 2, 4), dtype=torch.float32) * 0.0
 
 
-def _per_channel(sick_M: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
-    return sick_M.to(dtype).repeat_interleave(channels // len(sick_M))
+def _per_channel(nonfinite_M: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+    return nonfinite_M.to(dtype).repeat_interleave(channels // len(nonfinite_M))

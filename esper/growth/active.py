@@ -1,6 +1,6 @@
 """The active seeds of one slot in one pass: their banks, rows and blend weights."""
 
-# M members, L live members
+# M members, L members with an active seed
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ class Group(NamedTuple):
     bank: SeedBank
     rows_L: Tensor
     """Rows of the bank, in the order of the features."""
-    taught_L1: Tensor | None
+    learns_L1: Tensor | None
     """Seeds whose parameters get a gradient, bool `[L, 1]`; None for all."""
     learns: bool
     """True if any seed gets a gradient."""
 
     def delta(self, part: Tensor) -> Tensor:
         """See `SeedBank.delta`."""
-        return self.bank.delta(self.rows_L, part, self.taught_L1, learns=self.learns)
+        return self.bank.delta(self.rows_L, part, self.learns_L1, learns=self.learns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class ActiveSeeds:
     """The seeds of one slot that take part in a pass, bank by bank."""
 
     groups: tuple[Group, ...]
-    live_L: Tensor
+    active_L: Tensor
     """Positions of the groups' members in the features, group by group `[L]`."""
     alpha_L: Tensor
     """Blend weight of each seed, in [0, 1]."""
@@ -55,19 +55,19 @@ class ActiveSeeds:
     """Seeds whose gradient reaches the features, bool `[L]`; None for all."""
 
     def delta(self, part: Tensor) -> Tensor:
-        """Return the deltas of the seeds for the features of the live members."""
+        """Return the deltas of the seeds for the features of these members."""
         pieces = split_members(part, [len(group.rows_L) for group in self.groups])
         return join_members([group.delta(piece) for group, piece in zip(self.groups, pieces, strict=True)])
 
     def blended(self, x: Tensor, members: int) -> Tensor:
         """Return the output of the slot for its input, the features of `members` members."""
-        part = take_members(x, self.live_L, members)
+        part = take_members(x, self.active_L, members)
         delta = self.delta(part if self.open_L is None else isolate(part, self.open_L))
-        return blend(x, delta, self.alpha_L, self.pull_L, self.live_L, members, self.times_L)
+        return blend(x, delta, self.alpha_L, self.pull_L, self.active_L, members, self.times_L)
 
     def varied(self, h: Tensor, delta: Tensor, alpha_L: Tensor, members: int) -> Tensor:
         """Return the output of the slot for given deltas and other blend weights, for forwards without gradient."""
-        return blend(h, delta, alpha_L, alpha_L, self.live_L, members, self.times_L)
+        return blend(h, delta, alpha_L, alpha_L, self.active_L, members, self.times_L)
 
 
 def in_banks(roles: Roles, slot: int, where_M: BoolArray) -> list[tuple[int, bool, npt.NDArray[np.int64]]]:
@@ -76,7 +76,7 @@ def in_banks(roles: Roles, slot: int, where_M: BoolArray) -> list[tuple[int, boo
     return [(int(kind) // 2, bool(kind % 2), np.flatnonzero(kind_M == kind)) for kind in np.unique(kind_M) if kind >= 0]
 
 
-def live_seeds(
+def active_seeds(
     find: FindBank,
     roles: Roles,
     slot: int,
@@ -101,14 +101,14 @@ def live_seeds(
     groups: list[Group] = []
     for blueprint, gated, rows in banks:
         learns = roles.learns[rows, slot]
-        taught = None if learns.all() else on_device(learns[:, None], device)
-        groups.append(Group(find(blueprint, gated), on_device(rows, device), taught, bool(learns.any())))
+        learns_L1 = None if learns.all() else on_device(learns[:, None], device)
+        groups.append(Group(find(blueprint, gated), on_device(rows, device), learns_L1, bool(learns.any())))
     live = np.concatenate([rows for _, _, rows in banks])
     alpha, opens = roles.alpha[live, slot], roles.open[live, slot]
     times = roles.blend[live, slot] == Blend.MULTIPLY
     return ActiveSeeds(
         groups=tuple(groups),
-        live_L=on_device(live if place_M is None else place_M[live], device),
+        active_L=on_device(live if place_M is None else place_M[live], device),
         alpha_L=on_device(alpha, device),
         pull_L=on_device(np.where(roles.behind[live, slot], np.float32(1.0), alpha), device),
         times_L=on_device(times, device) if times.any() else None,

@@ -20,37 +20,44 @@ from esper.fusion.precision import in_single
 
 
 class _Blend(torch.autograd.Function):
-    """MULTIPLY for the members marked in `times_L`, ADD for the other live ones; see `blend`."""
+    """MULTIPLY for the members marked in `times_L`, ADD for the others; see `blend`."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, live_L: Tensor, times_L: Tensor | None, members: int
+        ctx: Any,
+        h: Tensor,
+        delta: Tensor,
+        alpha_L: Tensor,
+        pull_L: Tensor,
+        active_L: Tensor,
+        times_L: Tensor | None,
+        members: int,
     ) -> Tensor:
         ctx.members, effect, mixed = members, delta, tuple[Tensor, ...]()
         if times_L is not None:
-            product = take_members(h, live_L, members) * torch.tanh(delta)
+            product = take_members(h, active_L, members) * torch.tanh(delta)
             effect, mixed = torch.where(per_member(times_L, delta), product, delta), (alpha_L, times_L, h, delta)
-        ctx.save_for_backward(pull_L, live_L, *mixed)
-        return _added(h, live_L, effect * per_member(alpha_L, delta), members)
+        ctx.save_for_backward(pull_L, active_L, *mixed)
+        return _added(h, active_L, effect * per_member(alpha_L, delta), members)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        pull_L, live_L, *mixed = ctx.saved_tensors
-        g = take_members(grad, live_L, ctx.members)
+        pull_L, active_L, *mixed = ctx.saved_tensors
+        g = take_members(grad, active_L, ctx.members)
         grad_delta = g * per_member(pull_L, g).to(g.dtype)
         if mixed:
             alpha_L, times_L, h, delta = mixed  # inputs, not intermediates, so that second derivatives are right too
-            times, part, factor = per_member(times_L, g), take_members(h, live_L, ctx.members), torch.tanh(delta)
+            times, part, factor = per_member(times_L, g), take_members(h, active_L, ctx.members), torch.tanh(delta)
             direct = torch.where(times, g * factor * per_member(alpha_L, g).to(g.dtype), 0.0)
-            grad = _added(grad, live_L, direct, ctx.members)
+            grad = _added(grad, active_L, direct, ctx.members)
             grad_delta = grad_delta * torch.where(times, part * (1.0 - factor.square()), 1.0)
         return grad, grad_delta, None, None, None, None, None
 
 
-def _added(h: Tensor, live_L: Tensor, part: Tensor, members: int) -> Tensor:
+def _added(h: Tensor, active_L: Tensor, part: Tensor, members: int) -> Tensor:
     """Return `h` plus the part of the live members; half precision is added in single, where torch's `index_add_` is faster."""
     whole = in_single(h)
-    return add_members(h.clone() if whole is h else whole, live_L, part.to(whole.dtype), members).to(h.dtype)
+    return add_members(h.clone() if whole is h else whole, active_L, part.to(whole.dtype), members).to(h.dtype)
 
 
 def isolate(h: Tensor, open_L: Tensor) -> Tensor:
@@ -73,7 +80,7 @@ def isolate(h: Tensor, open_L: Tensor) -> Tensor:
 
 
 def blend(
-    h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, live_L: Tensor, members: int, times_L: Tensor | None = None
+    h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, active_L: Tensor, members: int, times_L: Tensor | None = None
 ) -> Tensor:
     """Return the output of a slot: y for the live members, h for the others.
 
@@ -93,8 +100,8 @@ def blend(
         delta: output of the branches of the L live members, in the dtype of `h`.
         alpha_L: blend weights `[L]`.
         pull_L: weights of the seeds' gradients `[L]`.
-        live_L: members with a seed `[L]`.
+        active_L: members with a seed `[L]`.
         members: M.
         times_L: seeds that blend by multiplication, bool `[L]`; None for none.
     """
-    return _Blend.apply(h, delta, alpha_L, pull_L, live_L, times_L, members)  # pyright: ignore[reportReturnType]
+    return _Blend.apply(h, delta, alpha_L, pull_L, active_L, times_L, members)  # pyright: ignore[reportReturnType]

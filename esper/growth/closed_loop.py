@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import join_members, take_members
-from esper.growth.active import ActiveSeeds, FindBank, live_seeds
+from esper.growth.active import ActiveSeeds, FindBank, active_seeds
 from esper.growth.loss import LastSegment
 from esper.growth.mode import set_evaluation
 from esper.growth.objective import CLASSIFICATION, Objective
@@ -135,7 +135,7 @@ def closed_loop_pass(find: list[FindBank], roles: Roles, device: torch.device) -
             ClosedLoopSlot(
                 joins=torch.tensor(joining, device=device) if joining else None,
                 hosts_L=torch.tensor(order, device=device),
-                seeds=live_seeds(find[slot], inside, slot, where_M, device, place_M),
+                seeds=active_seeds(find[slot], inside, slot, where_M, device, place_M),
             )
         )
     learners = np.flatnonzero(first_M < num_slots)

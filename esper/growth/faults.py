@@ -21,7 +21,7 @@ def take_faults(host: Fleet, loss_scale: LossScale | None) -> Tensor:
     for buffer in host.buffers.values():
         faults_M3[:, 0] *= buffer.isfinite().reshape(host.members, -1).all(1)
     if loss_scale is not None:
-        faults_M3[:, 1], sick_M = loss_scale.take_overflows()
-        faults_M3[:, 0] *= ~sick_M
+        faults_M3[:, 1], faulty_M = loss_scale.take_overflows()
+        faults_M3[:, 0] *= ~faulty_M
         faults_M3[:, 2] = loss_scale.of()
     return faults_M3

@@ -26,19 +26,19 @@ class Learners:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pupils:
+class LearningMembers:
     """The members of a frozen fleet in which a seed learns: only they need gradients."""
 
     hosts_L: Tensor
     """Members in the pass; a single one of several is computed twice, as in `SeedBank.delta` and for the same reason."""
     members_L: Tensor
     """The members, each once."""
-    taught_M: npt.NDArray[np.bool_]
+    learns_M: npt.NDArray[np.bool_]
     """True for these members, bool `[M]`."""
     plan: tuple[ActiveSeeds | None, ...]
     """Their active seeds in each slot."""
 
 
-def several(members: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the members, a single one twice; see `Pupils.hosts_L`."""
+def at_least_two(members: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the members, a single one twice; see `LearningMembers.hosts_L`."""
     return np.repeat(members, 2) if len(members) == 1 else members

@@ -14,7 +14,7 @@ Hosts and seeds have a clipping budget each. A fossil that learns does so with t
 in the precision of the network; gradients of weights are in single precision, and in fp16 each member has a loss scale.
 """
 
-# M members, L live members of a bank, S slots, B batch, K classes, V counterfactual variants
+# M members, L members with a seed in a bank, S slots, B batch, K classes, V counterfactual variants
 
 import copy
 from collections.abc import Hashable, Sequence
@@ -29,10 +29,10 @@ from esper.fusion.folding import folded
 from esper.fusion.fuse import Fleet
 from esper.fusion.precision import Precision, computed_in
 from esper.fusion.transfer import on_device
-from esper.growth.active import ActiveSeeds, in_banks, live_seeds
+from esper.growth.active import ActiveSeeds, active_seeds, in_banks
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
 from esper.growth.faults import take_faults
-from esper.growth.learners import Learners, Pupils, several
+from esper.growth.learners import Learners, LearningMembers, at_least_two
 from esper.growth.loss import LastSegment, backpropagate
 from esper.growth.mode import set_evaluation
 from esper.growth.objective import CLASSIFICATION, Objective
@@ -93,7 +93,7 @@ class GrowingNetwork:
         self.plan: list[ActiveSeeds | None] = [None for _ in self.slots]
         self.closed_loop: ClosedLoopPass | None = None
         self._learners: list[Learners] = []
-        self._pupils: Pupils | None = None
+        self._learning: LearningMembers | None = None
         self._roles: Roles | None = None
         self._version_M = np.zeros(len(hosts), np.int64)  # counts changes of each member's parameters
         self._changing_M = np.ones(len(hosts), np.bool_)  # members that an optimiser step changes
@@ -153,22 +153,22 @@ class GrowingNetwork:
         inside_MS = (roles.blueprint >= 0) & ~(roles.behind & closed)
         find = [partial(self.bank, slot) for slot in range(len(self.slots))]
         self._roles, self._inside_MS = roles, inside_MS
-        self.plan = [live_seeds(bank, roles, slot, inside_MS[:, slot], self.device) for slot, bank in enumerate(find)]
+        self.plan = [active_seeds(bank, roles, slot, inside_MS[:, slot], self.device) for slot, bank in enumerate(find)]
         self.closed_loop = closed_loop_pass(find, roles, self.device) if closed else None
         learns_M = np.asarray(learns_MS.any(axis=1))
-        self._pupils = self._pupils_of(learns_M) if self.frozen and not closed else None
+        self._learning = self._learning_of(learns_M) if self.frozen and not closed else None
         self._changing_M = learns_M if self.frozen else np.ones_like(learns_M)
         learning_S = np.flatnonzero(learns_MS.any(axis=0))
         self._learners = [self._learners_of(roles, int(slot), learns_MS[:, slot]) for slot in learning_S]
 
-    def _pupils_of(self, learns_M: npt.NDArray[np.bool_]) -> Pupils | None:
+    def _learning_of(self, learns_M: npt.NDArray[np.bool_]) -> LearningMembers | None:
         """Return the members with a learning seed; None if that is all of them."""
         if learns_M.all():
             return None
         members = np.flatnonzero(learns_M)
-        hosts, plan = several(members), self._plan_of(learns_M)
-        return Pupils(
-            hosts_L=on_device(hosts, self.device), members_L=on_device(members, self.device), taught_M=learns_M, plan=tuple(plan)
+        hosts, plan = at_least_two(members), self._plan_of(learns_M)
+        return LearningMembers(
+            hosts_L=on_device(hosts, self.device), members_L=on_device(members, self.device), learns_M=learns_M, plan=tuple(plan)
         )
 
     def _plan_of(self, chosen_M: npt.NDArray[np.bool_]) -> list[ActiveSeeds | None]:
@@ -176,7 +176,7 @@ class GrowingNetwork:
         roles, place_M = self._roles, np.cumsum(chosen_M) - 1
         assert roles is not None
         return [
-            live_seeds(partial(self.bank, slot), roles, slot, self._inside_MS[:, slot] & chosen_M, self.device, place_M)
+            active_seeds(partial(self.bank, slot), roles, slot, self._inside_MS[:, slot] & chosen_M, self.device, place_M)
             for slot in range(len(self.slots))
         ]
 
@@ -261,31 +261,31 @@ class GrowingNetwork:
         return None if self.loss_scale is None else self.loss_scale.of(members_L)
 
     @property
-    def pupils_L(self) -> Tensor | None:
-        """The members whose batches `teach` takes, which may repeat; None for all."""
-        return None if self._pupils is None else self._pupils.hosts_L
+    def learning_L(self) -> Tensor | None:
+        """The members whose batches `backward_learning` takes, which may repeat; None for all."""
+        return None if self._learning is None else self._learning.hosts_L
 
-    def teach(self, x: Tensor, y_LB: Tensor, targets_L: Tensor | None = None) -> Tensor:
+    def backward_learning(self, x: Tensor, y_LB: Tensor, targets_L: Tensor | None = None) -> Tensor:
         """Add the gradients of one batch as `backward` does, but in a frozen fleet only for members in which a seed learns. There
-        must be at least one; the batch is that of `pupils_L`.
+        must be at least one; the batch is that of `learning_L`.
 
         Returns:
             Mean loss of each member `[M]`, or its share of the mean; 0 for those left out.
         """
-        pupils = self._pupils
-        if pupils is None:
+        learning = self._learning
+        if learning is None:
             return self.backward(x, y_LB, targets_M=targets_L)
-        host, count = self.host.bind_some(pupils.hosts_L), len(pupils.members_L)
+        host, count = self.host.bind_some(learning.hosts_L), len(learning.members_L)
         targets_L = None if targets_L is None else targets_L[:count]
         with self._computed():
-            last = self._through(host, pupils.plan, x, len(pupils.hosts_L))
+            last = self._through(host, learning.plan, x, len(learning.hosts_L))
             loss_L = last.losses(y_LB[:count], slice(count), targets_L)
-        backpropagate(loss_L, self._scale(pupils.members_L))
-        return torch.zeros(self.members, device=self.device).index_copy_(0, pupils.members_L, loss_L.detach())
+        backpropagate(loss_L, self._scale(learning.members_L))
+        return torch.zeros(self.members, device=self.device).index_copy_(0, learning.members_L, loss_L.detach())
 
-    def taught(self) -> npt.NDArray[np.bool_]:
-        """Return which members `teach` computes `[M]`."""
-        return np.ones(self.members, dtype=np.bool_) if self._pupils is None else self._pupils.taught_M
+    def learns(self) -> npt.NDArray[np.bool_]:
+        """Return which members `backward_learning` computes `[M]`."""
+        return np.ones(self.members, dtype=np.bool_) if self._learning is None else self._learning.learns_M
 
     def capture(self, x: Tensor, y_MB: Tensor) -> list[SlotGradients]:
         """Return the gradients of each slot on a batch, in evaluation mode; nothing is changed."""
@@ -312,12 +312,12 @@ class GrowingNetwork:
         """Return the tree of V settings of all alphas, for the active seeds; see `variants.tree`.
 
         Args:
-            rows: members to compute, each once; None for all. A single one of several is computed twice, as `Pupils` is.
+            rows: members to compute, each once; None for all. A single one of several is computed twice, as `LearningMembers` is.
         """
         if rows is None:
             return tree(alpha_VMS, self.plan)
         plan = self.plan if self._roles is None else self._plan_of(np.isin(np.arange(self.members), rows))
-        return tree(alpha_VMS[:, several(rows)], plan, several(rows))
+        return tree(alpha_VMS[:, at_least_two(rows)], plan, at_least_two(rows))
 
     def path_logits(self, x: Tensor, tree: Tree) -> Tensor:
         """Return the logits `[P, B, classes]` of a batch on every path of a tree; see `variants`."""

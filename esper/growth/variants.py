@@ -112,11 +112,11 @@ def tree(alpha_VMS: npt.NDArray[np.float32], plan: Sequence[ActiveSeeds | None],
         if seeds is None:
             forks.append(None)
             continue
-        live = seeds.live_L.cpu().numpy()
+        live = seeds.active_L.cpu().numpy()
         alpha_VL = alpha_VMS[:, live, slot]
         if (path_VM == np.arange(members)).all() and (alpha_VL == alpha_VL[0]).all():
             whole, alpha_L = np.array_equal(live, np.arange(members)), np.ascontiguousarray(alpha_VL[0])
-            forks.append(Unforked(seeds, torch.from_numpy(alpha_L).to(seeds.live_L.device), whole, bool((alpha_L == 1).all())))
+            forks.append(Unforked(seeds, torch.from_numpy(alpha_L).to(seeds.active_L.device), whole, bool((alpha_L == 1).all())))
             continue
         fork, path_VM = _fork(path_VM, owner_P, alpha_VMS[:, :, slot], seeds)
         owner_P = fork.owner_P
@@ -126,7 +126,7 @@ def tree(alpha_VMS: npt.NDArray[np.float32], plan: Sequence[ActiveSeeds | None],
 
 def _fork(path_VM: IntArray, owner_P: IntArray, alpha_VM: npt.NDArray[np.float32], seeds: ActiveSeeds) -> tuple[Fork, IntArray]:
     """Return the fork at one slot, and the path of each setting after it."""
-    live, behind = seeds.live_L.cpu().numpy(), seeds.alpha_L.cpu().numpy() == 0
+    live, behind = seeds.active_L.cpu().numpy(), seeds.alpha_L.cpu().numpy() == 0
     place_M = np.full(alpha_VM.shape[1], -1)
     place_M[live] = np.arange(len(live))
     alpha_VM = np.where(place_M >= 0, alpha_VM, np.float32(0.0))
@@ -191,7 +191,7 @@ def _unforked(fork: Unforked, x: Tensor, members: int) -> Tensor:
     """Return the features of all members after a slot without a fork, bit for bit as in a forward."""
     seeds, dense = fork.seeds, x.dim() != 4 or x.is_contiguous(memory_format=torch.channels_last)
     if not (fork.whole and dense and seeds.times_L is None):
-        return seeds.varied(x, seeds.delta(take_members(x, seeds.live_L, members)), fork.alpha_L, members)
+        return seeds.varied(x, seeds.delta(take_members(x, seeds.active_L, members)), fork.alpha_L, members)
     delta = seeds.delta(x)
     return (x + (delta if fork.full else delta * per_member(fork.alpha_L, delta))).to(x.dtype)
 

@@ -91,15 +91,15 @@ class SlotsConfig:
         unknown = [name for name in self.where if name not in names]
         if unknown:
             raise ValueError(f"slots.where={','.join(unknown)} is not a slot of this host: it has {', '.join(names)}")
-        meant = self.where or self.meant(names)
-        if not meant:
+        chosen = self.where or self.default_slots(names)
+        if not chosen:
             raise ValueError(
                 f"slots={option or type(self).__name__} finds no slot in this host, which has "
                 f"{', '.join(names) or 'none'}: choose slots=all, or name slots as in slots.where=[{', '.join(names[:1])}]"
             )
-        return np.array([name in meant for name in names], dtype=np.bool_)
+        return np.array([name in chosen for name in names], dtype=np.bool_)
 
-    def meant(self, names: tuple[str, ...]) -> list[str]:
+    def default_slots(self, names: tuple[str, ...]) -> list[str]:
         """Return the names of the option's slots, empty if the host has none of them; by default every slot."""
         return list(names)
 
@@ -142,7 +142,7 @@ class OnePermanentConfig(InServiceConfig):
 class OneConfig(SlotsConfig):
     """The first slot of the middle block: a test of what and when to grow."""
 
-    def meant(self, names: tuple[str, ...]) -> list[str]:
+    def default_slots(self, names: tuple[str, ...]) -> list[str]:
         columns = sorted({column for _, column in map(_place, names) if column >= 0})
         middle = columns[len(columns) // 2] if columns else -1
         return [name for name in names if columns and _place(name)[1] == middle][:1]
@@ -152,7 +152,7 @@ class OneConfig(SlotsConfig):
 class ThreeConfig(SlotsConfig):
     """The first three slots of row 0."""
 
-    def meant(self, names: tuple[str, ...]) -> list[str]:
+    def default_slots(self, names: tuple[str, ...]) -> list[str]:
         first = [name for name in names if _place(name)[0] == 0][:3]
         return first if len(first) == 3 else []
 
@@ -161,7 +161,7 @@ class ThreeConfig(SlotsConfig):
 class PreConfig(SlotsConfig):
     """The slots of row 0: before the pools of a CNN, after the attention of a transformer."""
 
-    def meant(self, names: tuple[str, ...]) -> list[str]:
+    def default_slots(self, names: tuple[str, ...]) -> list[str]:
         return [name for name in names if _place(name)[0] == 0]
 
 
@@ -169,7 +169,7 @@ class PreConfig(SlotsConfig):
 class PostConfig(SlotsConfig):
     """The slots of row 1: after the pools of a CNN, after the MLP of a transformer."""
 
-    def meant(self, names: tuple[str, ...]) -> list[str]:
+    def default_slots(self, names: tuple[str, ...]) -> list[str]:
         return [name for name in names if _place(name)[0] == 1]
 
 
@@ -177,7 +177,7 @@ class PostConfig(SlotsConfig):
 class DeepConfig(SlotsConfig):
     """The slots of the last half of the blocks, including the middle block if their number is odd."""
 
-    def meant(self, names: tuple[str, ...]) -> list[str]:
+    def default_slots(self, names: tuple[str, ...]) -> list[str]:
         columns = sorted({column for _, column in map(_place, names) if column >= 0})
         return [name for name in names if _place(name)[1] in columns[len(columns) // 2 :]]
 

@@ -107,10 +107,10 @@ class Flops:
             forwards_NS = np.where(learns_NS, 3, 1 + reached_NS)
             host_NR[:, 0], host_NR[:, 1:] = 1, 1 + reached_NS
         main_N = (host_NR * self.segment_R).sum(axis=1) + np.where(closed_NS, 0, forwards_NS * seed_NS).sum(axis=1)
-        taught_NS = closed_NS & learns_NS
-        after_NS = np.cumsum(taught_NS, axis=1) > 0  # where the closed-loop pass runs
+        learning_NS = closed_NS & learns_NS
+        after_NS = np.cumsum(learning_NS, axis=1) > 0  # where the closed-loop pass runs
         host_N = (2 * after_NS * self.segment_R[1:]).sum(axis=1)
-        return main_N + host_N + (np.where(taught_NS, 3, 2 * after_NS) * seed_NS).sum(axis=1)
+        return main_N + host_N + (np.where(learning_NS, 3, 2 * after_NS) * seed_NS).sum(axis=1)
 
     def measuring(self, roles: Roles, incubation: Incubation, alpha_VNS: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Return the FLOPs of measuring one sample for each host under V settings of its alphas `[N]`.

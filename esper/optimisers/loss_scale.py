@@ -32,7 +32,7 @@ class LossScale:
         zero_M1 = torch.zeros(members, 1, device=device)
         self.state = {"scale": torch.full_like(zero_M1, FIRST), "steps": zero_M1}
         """`scale`, a power of two so that scaling is exact, and `steps` since it last changed, `[M, 1]` each."""
-        self._skipped_M, self._sick_M = torch.zeros_like(zero_M1[:, 0]), torch.zeros_like(zero_M1[:, 0], dtype=torch.bool)
+        self._skipped_M, self._faulty_M = torch.zeros_like(zero_M1[:, 0]), torch.zeros_like(zero_M1[:, 0], dtype=torch.bool)
 
     def of(self, members_L: Tensor | None = None) -> Tensor:
         """Return the scale of the chosen members `[L]`; None is all."""
@@ -44,7 +44,7 @@ class LossScale:
         over_M1 = torch.stack(list(overflows)).any(0) if overflows else torch.zeros_like(self.state["scale"], dtype=torch.bool)
         scale_M1, steps_M1 = self.state["scale"], self.state["steps"]
         self._skipped_M += over_M1[:, 0]
-        self._sick_M |= (over_M1 & (scale_M1 <= LEAST))[:, 0]
+        self._faulty_M |= (over_M1 & (scale_M1 <= LEAST))[:, 0]
         steps_M1.add_(1.0)
         grows_M1 = steps_M1 >= STEPS_TO_GROW
         steps_M1.masked_fill_(over_M1 | grows_M1, 0.0)
@@ -52,7 +52,7 @@ class LossScale:
 
     def take_overflows(self) -> tuple[Tensor, Tensor]:
         """Return the overflows of each member since the last call `[M]`, and whether one was at the lowest scale `[M]`."""
-        found = self._skipped_M.clone(), self._sick_M.clone()
+        found = self._skipped_M.clone(), self._faulty_M.clone()
         self._skipped_M.zero_()
-        self._sick_M.zero_()
+        self._faulty_M.zero_()
         return found

@@ -205,9 +205,9 @@ def _most_hosts(shown: Grown | None, update: int, evaluated: Evaluated | None) -
 
 
 def _baseline(evaluated: Evaluated | None, update: int) -> tuple[str, Interval, int] | None:
-    """Return the best baseline of an evaluation of the policy after this update, see `findings.rivals`; None if that is never
-    growing, with which the page compares anyway."""
-    found = findings.rivals(evaluated.report) if evaluated and evaluated.update == update else None
+    """Return the best baseline of an evaluation of the policy after this update, see `findings.best_baseline`; None if that is
+    never growing, with which the page compares anyway."""
+    found = findings.best_baseline(evaluated.report) if evaluated and evaluated.update == update else None
     return found if found and found[0] != NEVER else None
 
 

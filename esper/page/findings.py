@@ -203,7 +203,7 @@ def _mean(values: npt.NDArray[np.float64]) -> str:
     return signed(mean_interval(values)) if len(values) > 1 else f"{values[0]:+.1f}"
 
 
-def rivals(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None:
+def best_baseline(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None:
     """Return the best controller of an evaluation, except policies, searches, replay and the oracle: its name, the policy's
     return minus its own, and how many hosts it grew; None if there is none."""
     hosts: Mapping[str, Any] = report.get("hosts", {})
@@ -216,9 +216,9 @@ def rivals(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None:
     return best, mean_interval(np.array(own) - np.array(others[best])), len(own)
 
 
-def rival_sentence(report: Mapping[str, Any]) -> str:
-    """Return the sentence that compares the policy of an evaluation with its best rival; empty if that is never growing."""
-    found = rivals(report)
+def baseline_sentence(report: Mapping[str, Any]) -> str:
+    """Return the sentence that compares the policy of an evaluation with its best baseline; empty if that is never growing."""
+    found = best_baseline(report)
     if found is None or found[0] == "wait":
         return ""
     name, difference, hosts = found

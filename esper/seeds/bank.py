@@ -69,27 +69,27 @@ class SeedBank:
                 self.fleet.flat[member].zero_()
         self.optimiser.forget(members)
 
-    def delta(self, live_L: Tensor, x: Tensor, taught_L1: Tensor | None = None, *, learns: bool = True) -> Tensor:
+    def delta(self, rows_L: Tensor, x: Tensor, learns_L1: Tensor | None = None, *, learns: bool = True) -> Tensor:
         """Return the deltas of the live members' seeds, in layout and dtype of `x`: delta(x), or g(x) * delta(x) with a gate.
 
         A single live row of several is computed twice: an ungrouped convolution may round differently from a grouped one, and the
         numbers of a member should not depend on whether others hold a seed.
 
         Args:
-            live_L: rows of the bank, in the order of the features.
+            rows_L: rows of the bank, in the order of the features.
             x: features of L members.
-            taught_L1: bool `[L, 1]`, rows whose parameters get a gradient. None: all.
+            learns_L1: bool `[L, 1]`, rows whose parameters get a gradient. None: all.
             learns: if false, no parameter gets a gradient.
 
         Raises:
             SeedError: the branch raised an error.
         """
         flat = self.fleet.flat if learns else self.fleet.flat.detach()
-        rows = flat if len(live_L) == self.fleet.members else flat.index_select(0, live_L)
-        if taught_L1 is not None:
-            rows = torch.where(taught_L1, rows, rows.detach())
+        rows = flat if len(rows_L) == self.fleet.members else flat.index_select(0, rows_L)
+        if learns_L1 is not None:
+            rows = torch.where(learns_L1, rows, rows.detach())
         with seed_errors(self.blueprint, self.slot):
-            if len(live_L) == 1 < self.fleet.members:
+            if len(rows_L) == 1 < self.fleet.members:
                 return split_members(self.fleet.bind(rows.expand(2, -1))(join_members([x, x])), [1, 1])[0].to(x.dtype)
             return self.fleet.bind(rows)(x).to(x.dtype)
 

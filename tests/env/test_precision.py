@@ -1,4 +1,4 @@
-"""Half precision in the environment: what is sick is isolated, and an overflow is no sickness but at the lowest scale."""
+"""Half precision in the environment: non-finite members are isolated, and an overflow is a fault only at the lowest scale."""
 
 import math
 from types import SimpleNamespace

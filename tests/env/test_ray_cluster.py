@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 from esper.env.cluster import ClusterError
-from esper.env.ray_cluster import RayClusterConfig, RayCrew
+from esper.env.ray_cluster import RayClusterConfig, RayWorkerGroup
 
 if find_spec("ray") is None:  # it takes seconds to import
     pytest.skip("pip install -e '.[ray]'", allow_module_level=True)
@@ -49,19 +49,19 @@ SCRIPT = """
             num_hosts=4, num_steps=4, test_at_end=True,
         ))
 
-    def kill(crew, worker):
-        actor = crew._actors[worker]
-        os.kill(crew._ray.get(actor.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+    def kill(group, worker):
+        actor = group._actors[worker]
+        os.kill(group._ray.get(actor.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
 
     def play(env, killings=()):
-        seen, crew = [], env.pool._crew
+        seen, group = [], env.pool._group
         env.reset(seed=1)
         for step in range(8):
             if step in killings:
-                kill(crew, killings[step])
+                kill(group, killings[step])
             if step + 0.5 in killings:  # while it trains
-                actor = crew._actors[killings[step + 0.5]]
-                pid = crew._ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+                actor = group._actors[killings[step + 0.5]]
+                pid = group._ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
                 threading.Timer(0.02, os.kill, (pid, signal.SIGKILL)).start()
             actions = np.zeros((4, len(Head)), dtype=np.int64)
             actions[:, Head.OP] = Op.GERMINATE if step % 4 == 1 else Op.WAIT
@@ -73,8 +73,8 @@ SCRIPT = """
     first = make(config)
     parts = first.pool.parts
     calm = play(first)
-    crew = first.pool._crew
-    said["one crew"] = make(config).pool._crew is crew
+    group = first.pool._group
+    said["one group"] = make(config).pool._group is group
     said["machines"] = first.machines()
     second = make(config)
     said["same"] = play(second, {2: 1, 5.5: 0}) == calm
@@ -86,17 +86,17 @@ SCRIPT = """
         said["error"] = type(error).__name__
     tired = make(RayClusterConfig(workers=2, replacements=0))
     tired.reset(seed=0)
-    kill(tired.pool._crew, 1)
+    kill(tired.pool._group, 1)
     try:
         tired.step(np.zeros((4, len(Head)), dtype=np.int64))
     except ClusterError as error:
         said["lost"] = str(error)
     for env in (first, second, tired):
         env.close()
-    for key in list(crew._open):
-        crew.close(key)
-    said["crews left"] = len(ray_cluster._crews)
-    said["running"] = crew._ray.is_initialized()
+    for key in list(group._open):
+        group.close(key)
+    said["groups left"] = len(ray_cluster._groups)
+    said["running"] = group._ray.is_initialized()
     said["no cluster"] = refused(RayClusterConfig(address="127.0.0.1:1"))
     print(json.dumps(said))
 """
@@ -122,10 +122,10 @@ def test_killed_workers_change_no_number(said):
 
 
 def test_environments_share_workers_and_leave_none_behind(said):
-    assert said["one crew"]
+    assert said["one group"]
     assert list(said["machines"]) == ["auto"]
     assert said["machines"]["auto"].startswith("2 x ")
-    assert said["crews left"] == 0
+    assert said["groups left"] == 0
     assert not said["running"]
 
 
@@ -149,5 +149,5 @@ def test_workers_that_ask_for_more_gpus_than_there_are_are_refused(monkeypatch):
     with pytest.raises(
         ClusterError, match=r"cluster\.workers=3 with cluster\.gpus=100 need more than the 0 GPUs of this machine"
     ):
-        RayCrew(RayClusterConfig(workers=3, gpus=100))
+        RayWorkerGroup(RayClusterConfig(workers=3, gpus=100))
     assert ended

@@ -35,7 +35,7 @@ class MoodyConfig(GovernorConfig):
 
 
 class Pickled:
-    """A crew in this process, of which a worker dies at a message of choice; messages are pickled like those of real workers."""
+    """A group in this process, of which a worker dies at a message of choice; messages are pickled like those of real workers."""
 
     def __init__(self, size, dies=None):
         self.size, self.dies, self.seen = size, dies, []
@@ -89,11 +89,11 @@ class Pickled:
 class InProcess(ClusterConfig):
     """Workers in this process."""
 
-    crew: Pickled
+    group: Pickled
     replacements: int = 3
 
     def build(self, parts, meter=None):
-        return RemotePool(parts, meter, self.crew, key=len(self.crew.closed), replacements=self.replacements)
+        return RemotePool(parts, meter, self.group, key=len(self.group.closed), replacements=self.replacements)
 
 
 def play(env, random_actions, episodes=2):
@@ -113,11 +113,11 @@ def play(env, random_actions, episodes=2):
 
 @pytest.fixture
 def played(make_env, random_actions):
-    """Return a function that plays on a crew, or with None in one process with shards of the same hosts."""
+    """Return a function that plays on a group, or with None in one process with shards of the same hosts."""
 
-    def run(crew=None, *, hosts=4, members=0, **others):
-        if crew is not None:
-            others["cluster"] = InProcess(crew=crew, **{name: others.pop(name) for name in ("replacements",) if name in others})
+    def run(group=None, *, hosts=4, members=0, **others):
+        if group is not None:
+            others["cluster"] = InProcess(group=group, **{name: others.pop(name) for name in ("replacements",) if name in others})
         env = make_env(hosts, STEPS, governor=MoodyConfig(), members_per_shard=members, test_at_end=True, **others)
         return play(env, random_actions)
 
@@ -137,7 +137,7 @@ def test_workers_show_what_one_process_shows(played):
 
 
 def test_twins_on_both_sides_of_a_border_are_alike(make_env, plan_actions):
-    env = make_env(4, STEPS, cluster=InProcess(crew=Pickled(3)), num_twins=2)  # workers have hosts 0, 1, and 2 to 3
+    env = make_env(4, STEPS, cluster=InProcess(group=Pickled(3)), num_twins=2)  # workers have hosts 0, 1, and 2 to 3
     env.reset(seed=1)
     for _ in range(2):
         env.step(plan_actions(*[(0, 0, 0)] * 4))
@@ -146,12 +146,12 @@ def test_twins_on_both_sides_of_a_border_are_alike(make_env, plan_actions):
 
 def test_a_worker_that_dies_in_any_phase_changes_no_number(played):
     """At the first and the last message of every kind, before and after it is carried out."""
-    crew = Pickled(2)
-    undisturbed = played(crew)
-    kinds = {method for _, method in crew.seen}
+    group = Pickled(2)
+    undisturbed = played(group)
+    kinds = {method for _, method in group.seen}
     assert kinds >= {"start", "potential", "validate", "arrange", "epoch", "remember", "restore", "plant", "clear"}
     for kind in sorted(kinds):
-        numbers = [number for number, (_, method) in enumerate(crew.seen) if method == kind]
+        numbers = [number for number, (_, method) in enumerate(group.seen) if method == kind]
         for number, when in ((numbers[0], "before"), (numbers[-1], "after")):
             dying = Pickled(2, lambda seen, _, __, number=number, when=when: when if seen == number else None)
             with pytest.warns(UserWarning, match=r"worker \d of 2 was lost \(killed\): hosts \d to \d repeat \d epochs") as told:
@@ -161,16 +161,16 @@ def test_a_worker_that_dies_in_any_phase_changes_no_number(played):
 
 
 def test_a_repeated_episode_leaves_out_what_only_reads(make_env, plan_actions):
-    crew = Pickled(1)
-    env = make_env(2, STEPS, cluster=InProcess(crew=crew))
+    group = Pickled(1)
+    env = make_env(2, STEPS, cluster=InProcess(group=group))
     env.reset()
     for _ in range(2):
         env.step(plan_actions((0, 0, 0), (0, 0, 0)))
     env.pool.host_states()
-    crew.workers[0], before = None, len(crew.seen)
+    group.workers[0], before = None, len(group.seen)
     with pytest.warns(UserWarning, match="hosts 0 to 1 repeat 2 epochs"):
         env.pool.validate(env.state.alpha[None])
-    again = [method for _, method in crew.seen[before + 1 :]]
+    again = [method for _, method in group.seen[before + 1 :]]
     assert again == ["start", "potential", "validate", *["remember", "arrange", "epoch"] * 2, "remember", "validate"]
 
 
@@ -182,7 +182,7 @@ def test_workers_that_keep_dying_end_the_run(played):
 
 
 def test_an_error_of_a_call_is_raised_here(make_env):
-    env = make_env(2, STEPS, cluster=InProcess(crew=Pickled(2)))
+    env = make_env(2, STEPS, cluster=InProcess(group=Pickled(2)))
     env.reset()
     env.pool.plant(1, 9, 0, (0, "seed_init"))
     with pytest.raises(IndexError):
@@ -191,8 +191,8 @@ def test_an_error_of_a_call_is_raised_here(make_env):
 
 def test_a_message_is_not_changed_by_what_happens_later(make_env):
     """Calls wait for the next message, and arrays of the environment change in the meantime."""
-    crew = Pickled(2)
-    env = make_env(2, STEPS, cluster=InProcess(crew=crew))
+    group = Pickled(2)
+    env = make_env(2, STEPS, cluster=InProcess(group=group))
     env.reset()
     failed_N = np.array([True, False])
     env.pool.restore(failed_N)
@@ -202,7 +202,7 @@ def test_a_message_is_not_changed_by_what_happens_later(make_env):
 
 
 def test_networks_states_and_latency_come_from_the_workers(make_env, plan_actions, played):
-    pools = [make_env(3, STEPS, members_per_shard=1, **others) for others in ({}, {"cluster": InProcess(crew=Pickled(2))})]
+    pools = [make_env(3, STEPS, members_per_shard=1, **others) for others in ({}, {"cluster": InProcess(group=Pickled(2))})]
     for env in pools:
         env.reset(seed=2)
         env.step(plan_actions(*[(1, 0, 1)] * 3))
@@ -224,14 +224,14 @@ def test_networks_states_and_latency_come_from_the_workers(make_env, plan_action
 
 def test_pools_of_one_process_share_workers(make_env, plan_actions):
     """A worker that dies under one pool is opened again by the other, which repeats its own hosts."""
-    crew = Pickled(2)
-    first, second = (RemotePool(make_env(2, STEPS).pool.parts, None, crew, key=key, replacements=1) for key in (0, 1))
+    group = Pickled(2)
+    first, second = (RemotePool(make_env(2, STEPS).pool.parts, None, group, key=key, replacements=1) for key in (0, 1))
     sampler = make_env(2, STEPS).sampler
     for pool in (first, second):
         pool.start(sampler, sampler.views())
         pool.train(0)
     before = [state["segments.0.0.weight"] for state in second.host_states()]
-    crew.workers[1] = None
+    group.workers[1] = None
     with pytest.warns(UserWarning, match="worker 1 of 2 was lost"):
         first.train(1)
     with warnings.catch_warnings():
@@ -239,4 +239,4 @@ def test_pools_of_one_process_share_workers(make_env, plan_actions):
         after = [state["segments.0.0.weight"] for state in second.host_states()]
     assert all(a.equal(b) for a, b in zip(before, after, strict=True))
     second.close()
-    assert crew.closed == [1]
+    assert group.closed == [1]

@@ -58,8 +58,8 @@ def batch(members):
 def gradients(network, pass_):
     """Return the losses of one pass of training, and the gradients of hosts and seeds."""
     x, y = batch(network.members)
-    if pass_ == "teach":
-        x, y = take_members(x, network.pupils_L, network.members), y[network.pupils_L]
+    if pass_ == "backward_learning":
+        x, y = take_members(x, network.learning_L, network.members), y[network.learning_L]
     losses = getattr(network, pass_)(x, y)
     flats = [network.host.flat, *(bank.fleet.flat for bank in network.banks.values())]
     return losses, [torch.zeros_like(flat) if flat.grad is None else flat.grad for flat in flats]
@@ -75,7 +75,7 @@ def gradients(network, pass_):
         (3, Incubation.none, False, "backward"),
         (3, Incubation.straight_through, False, "backward"),
         (3, Incubation.closed_loop, False, "backward"),
-        (3, Incubation.none, True, "teach"),
+        (3, Incubation.none, True, "backward_learning"),
     ],
 )
 def test_pieces_give_the_losses_and_gradients_of_the_whole(monkeypatch, members, incubation, frozen, pass_, each, tied):

@@ -133,14 +133,16 @@ def test_the_parts_of_a_batch_add_up_to_its_gradients(float64, grown, incubation
         population.network.train()
     hooks = [None if frozen else GradientHooks(5, count=3) for _ in range(2)]
     cuts = [(0, 4), (4, 9), (9, 12)]
-    pupils = whole.network.pupils_L
-    chosen = torch.arange(5) if pupils is None else pupils  # the first host, twice
-    losses.append(whole.network.backward(x, y, hooks[0]) if hooks[0] else whole.network.teach(taken(x, chosen), y[chosen]))
+    learning = whole.network.learning_L
+    chosen = torch.arange(5) if learning is None else learning  # the first host, twice
+    losses.append(
+        whole.network.backward(x, y, hooks[0]) if hooks[0] else whole.network.backward_learning(taken(x, chosen), y[chosen])
+    )
     for place, (start, stop) in enumerate(cuts):
         part = x.view(5, 12, 6)[:, start:stop].flatten(0, 1), y[:, 6 * start : 6 * stop]
         hook = hooks[1] if place == 0 else None
         few = taken(part[0], chosen), part[1][chosen], total[chosen]
-        features.append(parts.network.backward(*part, hook, total) if hooks[1] else parts.network.teach(*few))
+        features.append(parts.network.backward(*part, hook, total) if hooks[1] else parts.network.backward_learning(*few))
     assert torch.allclose(sum(features), losses[0], atol=1e-12)
     pairs = [(whole.network.host, parts.network.host)] if not frozen else []
     pairs += [(bank.fleet, parts.network.banks[key].fleet) for key, bank in whole.network.banks.items()]

@@ -10,7 +10,7 @@ from esper.lifecycle.slots import SlotsConfig
 class LastConfig(SlotsConfig):
     """The last slot of the host only, next to the classifier."""
 
-    def meant(self, names):
+    def default_slots(self, names):
         return list(names[-1:])
 
 
