@@ -7,7 +7,7 @@ from typing import Any
 from docs.tables.markdown import class_doc, lower, table, ticked
 from esper.cli.help import field_docs
 from esper.lifecycle.stages import SlotState, Stage
-from esper.measure.counterfactuals import Worth
+from esper.measure.counterfactuals import SeedEffects
 from esper.reward import table as terms
 from esper.reward.modes import MODES
 from esper.reward.signals import StepSignals
@@ -43,7 +43,7 @@ def ready_terms() -> Iterator[str]:
 
 def signals() -> Iterator[str]:
     """Yield what a step measures, by attribute."""
-    for kind, of in ((StepSignals, "signals"), (Worth, "signals.worth"), (SlotState, "signals.before and signals.after")):
+    for kind, of in ((StepSignals, "signals"), (SeedEffects, "signals.effects"), (SlotState, "signals.before and signals.after")):
         yield from (f"`{of}`:".replace(" and ", "` and `"), "")
         yield from table(("attribute", "meaning"), _attributes(kind))
         yield ""

@@ -39,7 +39,7 @@ from esper.training.config_io import to_plain
 from esper.training.resume import continued
 from esper.training.run_folder import create, only_writer
 
-FOR_PEOPLE = (ConfigError, TaskError, RewardError, FileError, DiskError, TrackerError, ClusterError)
+USER_ERRORS = (ConfigError, TaskError, RewardError, FileError, DiskError, TrackerError, ClusterError)
 """Errors whose message is written for the user. Any other error is a bug and keeps its traceback."""
 
 
@@ -52,7 +52,7 @@ def in_one_sentence() -> Generator[None]:
     try:
         yield
         sys.stdout.flush()  # else a closed output shows only at the end of Python
-    except FOR_PEOPLE as error:
+    except USER_ERRORS as error:
         _exit_with(error)
     except KeyboardInterrupt:
         print("esper: interrupted; what was saved before is intact", file=sys.stderr)
@@ -100,7 +100,7 @@ def _from_hydra(main: Callable[[], object], folder: Path | None = None) -> Gener
     hydra_internals.run_and_report = lambda work: results.append(work()) or results[-1]  # pyright: ignore[reportPrivateUsage]
     try:
         yield results
-    except (*FOR_PEOPLE, OSError):
+    except (*USER_ERRORS, OSError):
         raise
     except BrokenProcessPool as error:
         raise ConfigError(

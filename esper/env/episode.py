@@ -101,7 +101,7 @@ class Episode(EpisodeRecord):
         self.log.add(signals.num_steps - signals.steps_left, _slots(signals))
         self.host_norm_N = signals.host_norm_N + (self.host_norm_N if len(self.host_norm_N) else 0.0)
         self.signals = signals
-        self.auditor.see(signals, info["components"])
+        self.auditor.add(signals, info["components"])
 
     def close(self, info: Mapping[str, Any]) -> None:
         """Add the info of the last step, after `add`."""
@@ -113,7 +113,7 @@ class Episode(EpisodeRecord):
         self.blend_NS, self.alpha_NS = state.blend, state.alpha
         self.params_N = self.costs.params.of(state).sum(axis=1)
         self.log.end(self.kept_NS)
-        self.audit = self.auditor.report(self.return_N, info["signals"].worth.committed_accuracy_N, self.modes)
+        self.audit = self.auditor.report(self.return_N, info["signals"].effects.committed_accuracy_N, self.modes)
         self.instance, self.timetable, self.test_accuracy_N = final["instance"], final["timetable"], final.get("test_accuracy")
         self.online_N = final.get("online_accuracy")
         self.committed = self.costs.committed(self.kept_NS, self.blend_NS)
@@ -145,7 +145,7 @@ class Episode(EpisodeRecord):
             "host/accuracy": _mean(signals.accuracy_N[healthy_N]),
             "host/accuracy_gain": _mean((signals.accuracy_N - self.first_accuracy_N)[healthy_N]),
             "host/loss": _mean(signals.loss_N[healthy_N]),
-            "host/committed_accuracy": _mean(signals.worth.committed_accuracy_N),
+            "host/committed_accuracy": _mean(signals.effects.committed_accuracy_N),
             "host/parameters_grown": self.params_N.mean(),
             "host/parameters_committed": self.committed["params"].mean(),
             "host/flops_committed": self.committed["flops"].mean(),
@@ -158,14 +158,14 @@ class Episode(EpisodeRecord):
         }
         values |= {f"governor/{name}": count for name, count in self.tally.items() if name != "pruned"}
         values |= {f"host/stage_{stage.name.lower()}": (signals.final.stage == stage).sum() / hosts for stage in Stage}
-        values |= {f"reward/{tag_name(name)}": paid for name, paid in self.terms.items()} | self._worths(signals)
+        values |= {f"reward/{tag_name(name)}": paid for name, paid in self.terms.items()} | self._effects(signals)
         values |= {f"mode/{tag_name(name)}": self.return_N[rows].mean() for name, rows in self.modes.items()}
         values |= self.audit | self._seeds() | self._gradients(signals.num_steps)
         return {tag: float(value) for tag, value in values.items()}
 
-    def _worths(self, signals: StepSignals) -> dict[str, float]:
+    def _effects(self, signals: StepSignals) -> dict[str, float]:
         """Return the counterfactual metrics of the last step, NaN if not measured; hosts rolled back in it are left out."""
-        seen, healthy_N, after = signals.worth, ~signals.rolled_back_N, signals.after
+        seen, healthy_N, after = signals.effects, ~signals.rolled_back_N, signals.after
         pair_SS = np.triu(np.ones(seen.interaction_NSS.shape[1:], np.bool_), 1)
         values = {
             "host/all_off_accuracy": _mean(seen.all_off_accuracy_N[healthy_N]),
@@ -202,12 +202,12 @@ def tag_name(name: str) -> str:
 
 def _slots(signals: StepSignals) -> Slots:
     """Return the data of a step that `SeedLog` records."""
-    after, worth = signals.after, signals.worth
+    after, effects = signals.after, signals.effects
     return Slots(
         blueprint_NS=np.where(after.within(*OCCUPIED), after.blueprint, EMPTY),
         kept_NS=after.within(Stage.FOSSILIZED),
-        contribution_NS=worth.contribution_NS,
-        contribution_error_NS=worth.contribution_error_NS,
+        contribution_NS=effects.contribution_NS,
+        contribution_error_NS=effects.contribution_error_NS,
         rolled_back_N=signals.rolled_back_N,
     )
 

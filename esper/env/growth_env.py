@@ -27,7 +27,7 @@ from esper.lifecycle.roles import Blend
 from esper.lifecycle.stages import LIVE, OCCUPIED, SlotState, Stage, empty
 from esper.measure.attribution import velocity
 from esper.measure.costs import Meter, Price, count_costs
-from esper.measure.counterfactuals import Worth, settings, worth
+from esper.measure.counterfactuals import SeedEffects, seed_effects, settings
 from esper.measure.latency import BATCH
 from esper.measure.plans import Plan
 from esper.notices import notice
@@ -183,7 +183,7 @@ class GrowthEnv(Environment):
             loss_before_N=known_loss_N,
             loss_N=self.loss_N,
             train_loss_N=report.loss_M,
-            worth=seen,
+            effects=seen,
             **self.costs.signals(before, self.state),
             num_steps=self.num_steps,
             steps_left=self.num_steps - self.time,
@@ -200,7 +200,7 @@ class GrowthEnv(Environment):
         if signals.last:
             signals = replace(signals, final=self.state)
         if signals.last and verdict.rollback_N.any():
-            signals.worth.committed_accuracy_N[verdict.rollback_N] = self._committed_accuracy()[verdict.rollback_N]
+            signals.effects.committed_accuracy_N[verdict.rollback_N] = self._committed_accuracy()[verdict.rollback_N]
         self.signals = info["signals"] = signals
         reward_N, info["components"] = self.reward(signals)
         info["components"]["governor"] = np.where(verdict.rollback_N, -verdict.penalty, 0.0).astype(np.float32)
@@ -314,7 +314,7 @@ class GrowthEnv(Environment):
             self.pool.plant(int(host), slot, int(kind_N[host]), name, blend)
         self.pool.arrange(lifecycle.roles(self.state, self.slots))
 
-    def _train(self, *, last: bool) -> tuple[TrainReport, Worth]:
+    def _train(self, *, last: bool) -> tuple[TrainReport, SeedEffects]:
         """Train every host, and measure it with and without each seed, and by the plans of this step.
 
         Returns:
@@ -329,7 +329,7 @@ class GrowthEnv(Environment):
         report, measured, potential_NSK = self.pool.epoch(self.time, asked.alpha_VNS, probe=probe, retired_N=retired_N)
         if probe:  # a retired host is at its snapshot, however the hosts beside it trained
             self.potential_NSK = np.where(retired_N[:, None, None], self.potential_NSK, potential_NSK)
-        seen = worth(asked, measured)
+        seen = seed_effects(asked, measured)
         measured_NS = ~np.isnan(seen.contribution_NS)
         last_NS = np.where(before.fresh, before.contribution, np.float32(np.nan))
         self.state = replace(

@@ -93,7 +93,7 @@ class Guard:
         """Save snapshots of the marked hosts: networks, optimisers, lifecycle and measurements."""
         if not healthy_N.any():
             return
-        env.pool.remember(healthy_N)
+        env.pool.save_snapshots(healthy_N)
         for name, array in self._arrays(env).items():
             self._kept[name] = array.copy() if healthy_N.all() else _where(healthy_N, array, self._kept[name])
 

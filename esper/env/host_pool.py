@@ -130,7 +130,7 @@ class HostPool(ABC):
         """Remove a seed."""
 
     @abstractmethod
-    def remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
+    def save_snapshots(self, healthy_N: npt.NDArray[np.bool_]) -> None:
         """Save snapshots of the marked hosts."""
 
     @abstractmethod

@@ -239,9 +239,9 @@ class RemotePool(HostPool):
         worker, member = self._of(host)
         self._waiting[worker].append(self._group.encode(Call("clear", (member, slot, blueprint))))
 
-    def remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
+    def save_snapshots(self, healthy_N: npt.NDArray[np.bool_]) -> None:
         """See `HostPool.remember`."""
-        self._tell(lambda rows: Call("remember", (healthy_N[rows],)))
+        self._tell(lambda rows: Call("save_snapshots", (healthy_N[rows],)))
 
     def restore(self, failed_N: npt.NDArray[np.bool_]) -> None:
         """See `HostPool.restore`."""

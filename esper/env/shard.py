@@ -195,9 +195,9 @@ class Shard:
         return GrownNetwork(self.network.plain_host(member), branches, seeds).cpu()
 
     @on_lane
-    def remember(self, healthy_M: npt.NDArray[np.bool_]) -> None:
+    def save_snapshots(self, healthy_M: npt.NDArray[np.bool_]) -> None:
         """Save snapshots of the marked members; see `GrowingNetwork.remember`."""
-        self.network.remember(healthy_M)
+        self.network.save_snapshots(healthy_M)
 
     @on_lane
     def restore(self, failed_M: npt.NDArray[np.bool_]) -> None:

@@ -188,10 +188,10 @@ class ShardPool(HostPool):
         shard, member = self._of(host)
         return shard.grown(member, seeds)
 
-    def remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
+    def save_snapshots(self, healthy_N: npt.NDArray[np.bool_]) -> None:
         """Save snapshots of the marked hosts. These copies are so small that threads would cost more."""
         for shard, (_, rows) in zip(self.shards, self.places, strict=True):
-            shard.remember(healthy_N[rows])
+            shard.save_snapshots(healthy_N[rows])
 
     def restore(self, failed_N: npt.NDArray[np.bool_]) -> None:
         """Restore the marked hosts from their snapshots."""

@@ -342,7 +342,7 @@ class GrowingNetwork:
         self._version_M += self._changing_M
         host, seed = self._config.at(progress)
         rate_M1 = self._rate_M1
-        return (host, seed) if rate_M1 is None else (host.faster(rate_M1), seed.faster(rate_M1))
+        return (host, seed) if rate_M1 is None else (host.scaled(rate_M1), seed.scaled(rate_M1))
 
     def update(self, host: StepSettings, seed: StepSettings) -> None:
         """Update every host and every learning seed, each with its own clipping budget; see `LossScale`."""
@@ -388,9 +388,9 @@ class GrowingNetwork:
             rows.update({f"seed_{part}/{name}": state for part, state in bank.optimiser.state.items()})
         return rows
 
-    def remember(self, healthy_M: npt.NDArray[np.bool_]) -> None:
+    def save_snapshots(self, healthy_M: npt.NDArray[np.bool_]) -> None:
         """Save the rows of the marked members as their snapshots; see `Snapshots`."""
-        self._snapshots.remember(self.rows(), None if healthy_M.all() else on_device(healthy_M, self.device))
+        self._snapshots.save(self.rows(), None if healthy_M.all() else on_device(healthy_M, self.device))
 
     def restore(self, failed_M: npt.NDArray[np.bool_]) -> None:
         """Restore the marked members from their snapshots, exactly; other members do not change."""

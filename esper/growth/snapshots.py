@@ -14,7 +14,7 @@ class Snapshots:
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
-    def remember(self, rows: Mapping[str, Tensor], healthy_M: Tensor | None) -> None:
+    def save(self, rows: Mapping[str, Tensor], healthy_M: Tensor | None) -> None:
         """Save the rows of the marked members; the snapshot of a tensor that is new is zero at first.
 
         Args:

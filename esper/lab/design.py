@@ -77,7 +77,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Claims:
+class AnalysisPlan:
     """What an experiment will claim and when; see `esper.sweeps.BlocksConfig` for the fields."""
 
     outcome: str = "accuracy"
@@ -122,7 +122,7 @@ class Design:
     """Overrides of all cells."""
     vary_split: bool = False
     """If true, every block has a split seed of its own."""
-    plan: Claims
+    plan: AnalysisPlan
 
     @property
     def seeds(self) -> list[int]:
@@ -210,7 +210,7 @@ class Design:
         try:
             plain = json.loads(path.read_text())
             digest = plain.pop("sha256")
-            found = Design(**plain | {"plan": Claims(**plain["plan"])})
+            found = Design(**plain | {"plan": AnalysisPlan(**plain["plan"])})
             if not found.well_formed():
                 raise ValueError
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -255,7 +255,7 @@ def design(
     aa_control: bool = True,
     common: Sequence[str] = (),
     vary_split: bool = False,
-    plan: Claims | None = None,
+    plan: AnalysisPlan | None = None,
 ) -> Design:
     """Return the design of an experiment.
 
@@ -287,7 +287,7 @@ def design(
         raise ConfigError(
             "a comparison needs at least two arms: add arms, as in arms='reward: shaped,sparse', or leave aa_control=true"
         )
-    plan = plan or Claims()
+    plan = plan or AnalysisPlan()
     plan = replace(plan, looks=plan.looks or [blocks])
     return Design(arms=table, blocks=blocks, root=root, common=list(common), vary_split=vary_split, plan=plan)
 
@@ -342,7 +342,7 @@ def command_of(found: Design, folder: Path | None, *, blocks: int | None = None,
     parts = [*map(shlex.quote, common), f"arms={shlex.quote(typed_arms(found.arms))}", f"blocks={blocks}", f"root={found.root}"]
     parts += [] if _has_control(found.arms) else ["aa_control=false"]
     parts += ["vary_split=true"] if found.vary_split else []
-    usual = Claims()  # whose margin is the default of its outcome only
+    usual = AnalysisPlan()  # whose margin is the default of its outcome only
     parts += [] if (plan.outcome, plan.margin) == (usual.outcome, usual.margin) else [f"margin={plan.margin!r}"]
     parts += [
         _in_shell(f"question={plan.question}") if name == "question" else typed_as(name, value)

@@ -88,7 +88,7 @@ class HostOutcomes:
             assert episode.test_accuracy_N is not None
             assert episode.signals is not None
             values["accuracy"] = episode.test_accuracy_N
-            values["validation"] = episode.signals.worth.committed_accuracy_N
+            values["validation"] = episode.signals.effects.committed_accuracy_N
             values["parameters"] = episode.kept_params_N
             values["flops"] = episode.committed["flops"]
             values["training_flops"] = episode.training_flops_N

@@ -265,7 +265,7 @@ class HostSearch:
             assert isinstance(episode, Episode)
             assert episode.signals is not None
             seen = episode.signals
-            accuracy_N = seen.worth.committed_accuracy_N if seen.last else seen.accuracy_N
+            accuracy_N = seen.effects.committed_accuracy_N if seen.last else seen.accuracy_N
             curves["score"].append(episode.return_N.copy() if self.by == "return" else accuracy_N)
             curves["accuracy"].append(seen.accuracy_N)
             curves["training"].append(episode.training_flops_N)

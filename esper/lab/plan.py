@@ -18,7 +18,7 @@ from esper.cli.overrides import config_of
 from esper.cli.transfer import fitted
 from esper.config import GROUPS, Config, ConfigError, did_you_mean, root_key
 from esper.lab.arms import split_overrides
-from esper.lab.design import AA_CONTROL, FILE, Claims, Design, command_of, design, typed_overrides
+from esper.lab.design import AA_CONTROL, FILE, AnalysisPlan, Design, command_of, design, typed_overrides
 from esper.lab.runs import OUTCOMES, TRAINING, CompareConfig, Run, defines_return
 from esper.stats.paired import MIN_BLOCKS
 from esper.sweeps import BlocksConfig
@@ -54,7 +54,7 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
             f"{folder} holds an experiment, and no arms are given: resume it with: {command_of(Design.load(folder), folder)}"
         )
     names = ("outcome", "margin", "alpha", "score_hosts", "baselines", "against", "question", "pilot")
-    plan = Claims(
+    plan = AnalysisPlan(
         **{name: getattr(asked, name) for name in names},
         score_overrides=_scoring(asked.score_overrides),
         looks=looks or [max(asked.blocks, MIN_BLOCKS)],
@@ -196,7 +196,7 @@ def announce(found: Design, folder: Path) -> list[str]:
     return lines
 
 
-def as_planned(plan: Claims) -> CompareConfig:
+def as_planned(plan: AnalysisPlan) -> CompareConfig:
     """Return the settings of the comparison that was planned.
 
     Raises:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from esper.cli.overrides import config_of
 from esper.config import FORMER, ConfigError, standalone_agents
-from esper.lab.design import AA_CONTROL, FILE, Claims, Design
+from esper.lab.design import AA_CONTROL, FILE, AnalysisPlan, Design
 from esper.lab.runs import BASELINES, OUTCOMES
 from esper.stats.paired import MIN_BLOCKS, likely_spread
 from esper.stats.power import PlannedTest, VarianceParts, variance_parts
@@ -182,7 +182,7 @@ def _settings(design: Design, *keys: str) -> list[str]:
     return [override for override in every if override.partition("=")[0] in keys]
 
 
-def _pilot_spread(plan: Claims, pairs: Pairs) -> Spread:
+def _pilot_spread(plan: AnalysisPlan, pairs: Pairs) -> Spread:
     """Return the spread in the pilot: of the planned pairs that it has, or else of all pairs of its trained arms."""
     folder = Path(str(plan.pilot))
     table, hosts = folder / "comparison.csv", _read_hosts(folder / "hosts.csv")
@@ -198,7 +198,7 @@ def _pilot_spread(plan: Claims, pairs: Pairs) -> Spread:
     )
 
 
-def _elsewhere(plan: Claims) -> str:
+def _elsewhere(plan: AnalysisPlan) -> str:
     """Return what to add to the name of a pilot that was scored on other hosts than planned."""
     folder = Path(str(plan.pilot))
     known = Design.load(folder).plan.score_overrides if (folder / FILE).exists() else []

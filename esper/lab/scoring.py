@@ -37,7 +37,7 @@ from esper.training.run_folder import writing_reports
 
 HostRows = dict[str, dict[str, list[Any]]]
 """Controller -> `instance`, the kind of each host, `seeds` of each host, and each outcome in `HELD_OUT` -> value of each host."""
-AGAIN = "remove it, and the run is scored again"
+RESCORE = "remove it, and the run is scored again"
 """What to do with a file of scores that cannot be used."""
 Scores = dict[str, dict[str, float]]
 """Arm or baseline -> outcome -> mean over held-out hosts; outcomes that do not apply are left out."""
@@ -192,7 +192,7 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     data = str(evaluation.env.hparams().get("data", ""))
     if stored.get("data", data) != data:
         evaluation.env.close()
-        raise ConfigError(f"{path} holds scores on other data (fingerprint {stored['data']}, now {data}): {AGAIN}")
+        raise ConfigError(f"{path} holds scores on other data (fingerprint {stored['data']}, now {data}): {RESCORE}")
     latency = evaluation.measure(stored.get("latency"))
     outcomes = evaluation.run(controllers or ["wait"])
     if searches:
@@ -239,12 +239,12 @@ def read_scores(run: Run, path: Path) -> dict[str, Any]:
     """
     found = _read(path)
     if not isinstance(found, dict) or {*found} - {"latency", "data"} != {"checkpoint", "esper", "choice", "rows", "sha256"}:
-        raise ConfigError(f"{path} is damaged, or of an earlier version: {AGAIN}")
+        raise ConfigError(f"{path} is damaged, or of an earlier version: {RESCORE}")
     scored = {name: value for name, value in cast(dict[str, Any], found).items() if name != "sha256"}
     if fingerprint(scored) != found["sha256"]:
-        raise ConfigError(f"{path} was edited after scoring: {AGAIN}")
+        raise ConfigError(f"{path} was edited after scoring: {RESCORE}")
     if scored["checkpoint"] != run.digest:
-        raise ConfigError(f"{path} holds the scores of another checkpoint than the newest in {run.folder}: {AGAIN}")
+        raise ConfigError(f"{path} holds the scores of another checkpoint than the newest in {run.folder}: {RESCORE}")
     if "source" in scored["esper"]:  # files of earlier versions have one for all controllers
         scored["esper"] = dict.fromkeys(scored["rows"], scored["esper"])
     return scored
@@ -271,7 +271,7 @@ def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged: {AGAIN}") from error
+        raise ConfigError(f"{path} is damaged: {RESCORE}") from error
 
 
 def training_scores(run: Run) -> dict[str, float]:

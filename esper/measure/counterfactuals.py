@@ -84,7 +84,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Worth:
+class SeedEffects:
     """The effects of seeds from one validation; NaN where not measured in this step, or where there is no such seed."""
 
     contribution_NS: FloatArray
@@ -109,7 +109,7 @@ class Worth:
     """Standard error of the Shapley values, from the validation samples, and from random orders where there are any [pp]."""
 
     @classmethod
-    def unknown(cls, hosts: int, slots: int) -> "Worth":
+    def unknown(cls, hosts: int, slots: int) -> "SeedEffects":
         """Return values that are not measured yet: NaN everywhere."""
         shapes = {entry.name: (hosts, *[slots] * entry.name.rpartition("_")[2].count("S")) for entry in fields(cls)}
         return cls(**{name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()})
@@ -145,9 +145,9 @@ def settings(state: SlotState, plans: frozenset[Plan], *, name: tuple[int | str,
     return Settings(plans=plans, alpha_VNS=alpha_VNS, hosts=hosts)
 
 
-def worth(chosen: Settings, measured: Measurement) -> Worth:
+def seed_effects(chosen: Settings, measured: Measurement) -> SeedEffects:
     """Compute the effects of seeds from the accuracies under these settings."""
-    plans, found = chosen.plans, Worth.unknown(*chosen.alpha_VNS.shape[1:])
+    plans, found = chosen.plans, SeedEffects.unknown(*chosen.alpha_VNS.shape[1:])
     for index, (place, inside, fossils, orders) in enumerate(chosen.hosts):
         accuracy_V, error_V = measured.accuracy_VM[:, index], measured.error_VM[:, index]
         measured_V = (place, accuracy_V.astype(np.float64), measured.covariance_VVM[:, :, index])

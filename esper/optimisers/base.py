@@ -21,7 +21,7 @@ class StepSettings:
     weight_decay: float | Tensor
     max_norm: float | Tensor
 
-    def faster(self, factor: float | Tensor) -> "StepSettings":
+    def scaled(self, factor: float | Tensor) -> "StepSettings":
         """Return the settings with the learning rate times a factor."""
         return replace(self, learning_rate=self.learning_rate * factor)
 
@@ -89,7 +89,7 @@ class OptimiserConfig:
         host = StepSettings(learning_rate=self.learning_rate, weight_decay=self.weight_decay, max_norm=self.max_norm)
         own = {name: getattr(self.seeds, name) for name in StepSettings.__slots__ if getattr(self.seeds, name) is not None}
         seed, later = replace(host, **own), fall(self.schedule, progress, warmup)
-        return host.faster(rise(self.schedule, progress, warmup) * later), seed.faster(later)
+        return host.scaled(rise(self.schedule, progress, warmup) * later), seed.scaled(later)
 
     def build(self, flat: Tensor, warmup_batches: int = 0) -> "MemberOptimiser":
         """Return the optimiser of the rows of a tensor `[M, P]`."""
@@ -144,7 +144,7 @@ class MemberOptimiser:
             if "steps" in self.state:
                 self.state["steps"].add_(1 if takes_M1 is None else takes_M1)
             if self._warmup:
-                settings = settings.faster(((self.state["steps"] - 0.5) / self._warmup).clamp_(max=1.0))
+                settings = settings.scaled(((self.state["steps"] - 0.5) / self._warmup).clamp_(max=1.0))
             self.update(grad, settings, takes_M1)
         self.flat.grad = None
         return overflows_M1

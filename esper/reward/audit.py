@@ -62,7 +62,7 @@ class Auditor:
         self._counts = np.zeros(3, dtype=np.int64)
         self._shaped = self._paid = 0.0
 
-    def see(self, signals: StepSignals, components: Mapping[str, FloatArray]) -> None:
+    def add(self, signals: StepSignals, components: Mapping[str, FloatArray]) -> None:
         """Add a step, with its reward by term."""
         found = suspects(signals, self._births.gain(signals))
         self._counts += [int(which_NS.sum()) for which_NS in found]

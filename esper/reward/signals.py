@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.lifecycle.stages import FloatArray, SlotState
-from esper.measure.counterfactuals import Worth
+from esper.measure.counterfactuals import SeedEffects
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class StepSignals:
     """Validation loss after it [nats]."""
     train_loss_N: FloatArray
     """Mean training loss of the epoch [nats]."""
-    worth: Worth
+    effects: SeedEffects
     """Counterfactuals: accuracies and effects with seeds on and off."""
     params_before_NS: npt.NDArray[np.int64]
     params_NS: npt.NDArray[np.int64]
@@ -80,7 +80,7 @@ class StepSignals:
         """Return the signals of some of the hosts."""
 
         def part(value: Any) -> Any:
-            if isinstance(value, SlotState | Worth):
+            if isinstance(value, SlotState | SeedEffects):
                 return type(value)(**{entry.name: getattr(value, entry.name)[rows] for entry in fields(value)})
             return value[rows] if isinstance(value, np.ndarray) else value
 

@@ -125,7 +125,7 @@ def terminal(signals: StepSignals) -> FloatArray:
     """
     if not signals.last:
         return np.zeros(len(signals.op_N), dtype=np.float32)
-    return signals.worth.committed_accuracy_N.astype(np.float32)
+    return signals.effects.committed_accuracy_N.astype(np.float32)
 
 
 def contributing(signals: StepSignals) -> FloatArray:
@@ -340,7 +340,7 @@ class Hindsight(Memory):
         live_NS = after.within(*LIVE) | new_fossils(signals)
         boost_NSS = self.gamma * np.where(born_NS[:, None, :], 0.0, self.recall("boost", (*shape, shape[1])))
         pairs_NSS = live_NS[:, :, None] & live_NS[:, None, :] & signals.healthy_N1[:, :, None]
-        found_NSS = np.where(pairs_NSS & np.isfinite(signals.worth.interaction_NSS), signals.worth.interaction_NSS, 0.0)
+        found_NSS = np.where(pairs_NSS & np.isfinite(signals.effects.interaction_NSS), signals.effects.interaction_NSS, 0.0)
         boost_NSS = np.where(live_NS[:, :, None], np.maximum(boost_NSS, found_NSS), 0.0)
         scaffold_NSS = ~np.eye(shape[1], dtype=np.bool_) & ~after.within(Stage.FOSSILIZED)[:, None, :]
         earned_NS = np.where(scaffold_NSS, boost_NSS, 0.0).sum(axis=2)

@@ -8,7 +8,7 @@ from typing import Any
 
 from esper.seeding import stream
 from esper.task.data import Data
-from esper.task.regression import RegressionConfig, divided
+from esper.task.regression import RegressionConfig, split_table
 
 
 @dataclass(kw_only=True, slots=True)
@@ -19,4 +19,4 @@ class DiabetesConfig(RegressionConfig):
         from sklearn.datasets import load_diabetes  # late: it takes a second to import
 
         bunch: Any = load_diabetes()
-        return divided(bunch.data, bunch.target, stream(self.split_seed, "diabetes_split"), "task=diabetes")
+        return split_table(bunch.data, bunch.target, stream(self.split_seed, "diabetes_split"), "task=diabetes")

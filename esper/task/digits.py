@@ -28,7 +28,7 @@ from torch import Tensor
 
 from esper.seeding import stream
 from esper.task.data import Data, Units
-from esper.task.images import ImagesConfig, divide
+from esper.task.images import ImagesConfig, split_images
 from esper.task.instances import Instances
 
 NUM_TRAIN, NUM_VALID = 1078, 359
@@ -69,7 +69,7 @@ class DigitsConfig(ImagesConfig):
     def load(self, context: int) -> Data:
         images, targets = read_digits()
         sizes = [NUM_TRAIN, NUM_VALID, len(targets) - NUM_TRAIN - NUM_VALID]
-        data = divide(images, targets, sizes, stream(self.split_seed, "digits_split"))
+        data = split_images(images, targets, sizes, stream(self.split_seed, "digits_split"))
         mean, std = data.train_x.mean(), data.train_x.std()
         train_x, valid_x, test_x = ((x - mean) / std for x in (data.train_x, data.valid_x, data.test_x))
         units = Units.of_arrays(16 * mean.double(), 16 * std.double())

@@ -17,7 +17,7 @@ from esper.checkpoint import Notice
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, Units, reading
 from esper.task.images import AugmentedConfig, normalised
-from esper.task.regression import mean_and_deviation, shares
+from esper.task.regression import mean_and_deviation, split_rows
 
 Array = npt.NDArray[Any]
 SETS = {"train": ("train",), "valid": ("valid", "val", "validation"), "test": ("test",)}
@@ -91,7 +91,7 @@ class ImageArraysConfig(AugmentedConfig):
             images = self._checked("the file", Images(*(arrays[name] for name in found[""])))
             if len(images.y) < 8:
                 raise TaskError(f"task.file={self.file} has {len(images.y)} images, too few for three sets: add some")
-            rows = shares(len(images.y), rng, f"task.file={self.file}")
+            rows = split_rows(len(images.y), rng, f"task.file={self.file}")
             sets = {part: Images(images.x[chosen], images.y[chosen]) for part, chosen in rows.items()}
         else:
             raise TaskError(

@@ -86,7 +86,7 @@ class AugmentedConfig(ImagesConfig):
         return Augmentation(padding=self.crop_padding, flip=self.flip) if self.crop_padding or self.flip else None
 
 
-def divide(
+def split_images(
     images: Tensor,
     targets: Tensor,
     sizes: list[int],

@@ -22,7 +22,7 @@ import torch
 
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, reading
-from esper.task.images import AugmentedConfig, divide, normalised
+from esper.task.images import AugmentedConfig, normalised, split_images
 from esper.task.instances import Instances
 
 SIZES = [3500, 750, 750]
@@ -43,7 +43,7 @@ class Mnist5kConfig(AugmentedConfig):
     valid_samples: int = 250
 
     def load(self, context: int) -> Data:
-        return normalised(divide(*_read(_file()), SIZES, stream(self.split_seed, "mnist5k_split")))
+        return normalised(split_images(*_read(_file()), SIZES, stream(self.split_seed, "mnist5k_split")))
 
 
 def _file() -> Path:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, reading
-from esper.task.images import AugmentedConfig, divide, normalised
+from esper.task.images import AugmentedConfig, normalised, split_images
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -57,7 +57,7 @@ class PublishedConfig(AugmentedConfig):
         (images, targets), test = self.read(folder, version.train), self.read(folder, version.test)
         held_out = len(targets) - len(targets) * 9 // 10
         order = stream(self.split_seed, f"{self.name}_split")
-        return normalised(divide(images, targets, [len(targets) - held_out, held_out], order, test, self.num_classes))
+        return normalised(split_images(images, targets, [len(targets) - held_out, held_out], order, test, self.num_classes))
 
     def read(self, folder: Path, names: Iterable[str]) -> tuple[Tensor, Tensor]:
         """Read the byte images `[n, C, H, W]` and classes `[n]` of some files.

@@ -24,7 +24,7 @@ from torch import Tensor
 from esper.task.data import IGNORED, Data, TaskError
 from esper.task.drifts import LABEL_DRIFTS, Drift
 from esper.task.instances import Instances
-from esper.task.text import BYTES, TextConfig, byte_data, divided
+from esper.task.text import BYTES, TextConfig, byte_data, split_texts
 
 LEAST = 100_000
 """Minimum size of the texts [bytes]."""
@@ -36,7 +36,7 @@ def prose(data: Data, rng: np.random.Generator) -> Data:
     if not topics:
         raise TaskError("task.events.kinds=[prose] needs the topics of help(), which this Python lacks: leave prose out")
     parts: dict[str, Tensor] = {}
-    for name, (x, y) in zip(("train", "valid", "test"), divided(topics, rng, data.train_x.shape[1]), strict=True):
+    for name, (x, y) in zip(("train", "valid", "test"), split_texts(topics, rng, data.train_x.shape[1]), strict=True):
         chosen = np.resize(rng.permutation(len(x)), len(getattr(data, f"{name}_x")))
         parts |= {f"{name}_x": x[chosen], f"{name}_y": y[chosen]}
     return replace(data, **parts)

@@ -49,7 +49,7 @@ class RegressionConfig(TaskConfig):
         return Numbers(self.objective, self.delta)
 
 
-def divided(rows: Floats, targets: Floats, shuffle: np.random.Generator, name: str, target: str = "") -> Data:
+def split_table(rows: Floats, targets: Floats, shuffle: np.random.Generator, name: str, target: str = "") -> Data:
     """Return shuffled rows `[n, C]` and targets `[n]`, divided into three sets, with mean 0 and deviation 1 over training.
 
     Rows become images `[n, C, 1, 1]`, so that every host that reads images accepts them.
@@ -64,7 +64,7 @@ def divided(rows: Floats, targets: Floats, shuffle: np.random.Generator, name: s
     Raises:
         TaskError: there are too few rows, or the targets of a set are all equal.
     """
-    parts = shares(len(targets), shuffle, name)
+    parts = split_rows(len(targets), shuffle, name)
     if not np.ptp(targets):
         raise TaskError(f"{name} has the same target in every row, so there is nothing to predict: name another column")
     if constant := [part for part, chosen in parts.items() if not np.ptp(targets[chosen])]:
@@ -77,7 +77,7 @@ def divided(rows: Floats, targets: Floats, shuffle: np.random.Generator, name: s
     return Data(**tensors, num_classes=1, target=target, units=units)
 
 
-def shares(count: int, shuffle: np.random.Generator, name: str) -> dict[str, npt.NDArray[np.int64]]:
+def split_rows(count: int, shuffle: np.random.Generator, name: str) -> dict[str, npt.NDArray[np.int64]]:
     """Return the rows of each set, drawn without replacement.
 
     Raises:

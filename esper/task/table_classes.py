@@ -13,7 +13,7 @@ from esper.seeding import stream
 from esper.task.data import Data, TaskError, Units
 from esper.task.drifts import LABEL_DRIFTS, Drift, noise
 from esper.task.images import ImagesConfig
-from esper.task.regression import scaled, shares
+from esper.task.regression import scaled, split_rows
 from esper.task.table_file import read_table
 
 SETS = ("training", "validation", "testing")
@@ -55,7 +55,7 @@ class TableClassesConfig(ImagesConfig):
                 f"{where} has fewer than {len(SETS)} rows of class {few[0]!r}, too few for {', '.join(SETS)}: "
                 "add rows of it, or remove them"
             )
-        parts = shares(len(number_n), stream(self.split_seed, "table_split"), f"task.file={self.file}")
+        parts = split_rows(len(number_n), stream(self.split_seed, "table_split"), f"task.file={self.file}")
         if missing := [name for rank, name in enumerate(names) if rank not in number_n[parts["train"]]]:
             raise TaskError(f"{where} has no row of class {missing[0]!r} among those to train on: add rows of it, or remove them")
         rows, mean, std = scaled(table.rows, parts["train"])

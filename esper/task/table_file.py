@@ -11,7 +11,7 @@ import numpy.typing as npt
 from esper.checkpoint import Notice
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, reading
-from esper.task.regression import RegressionConfig, divided
+from esper.task.regression import RegressionConfig, split_table
 
 SEPARATORS = {";": "semicolons", "\t": "tabs"}
 """Separators of other dialects."""
@@ -39,7 +39,7 @@ class TableFileConfig(RegressionConfig):
                 Notice,
                 stacklevel=2,
             )
-        return divided(table.rows, values, stream(self.split_seed, "table_split"), f"task.file={self.file}", table.name)
+        return split_table(table.rows, values, stream(self.split_seed, "table_split"), f"task.file={self.file}", table.name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

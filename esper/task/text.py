@@ -90,7 +90,7 @@ def text_data(parts: Sequence[tuple[Tensor, Tensor]], vocab: int, *, mapped: boo
     return Data.of_sets(parts, vocab, mapped=mapped)
 
 
-def divided(
+def split_texts(
     texts: Mapping[str, bytes], rng: np.random.Generator, context: int, *, mapped: bool = False
 ) -> list[tuple[Tensor, Tensor]]:
     """Divide texts at random, and return the blocks of training, validation and test texts. If that leaves less than a
@@ -121,6 +121,6 @@ def divided(
 
 def byte_data(texts: Mapping[str, bytes], split_seed: int, name: str, context: int, *, mapped: bool = False) -> Data:
     """Return the bytes of texts, split by text; `name` starts the names of the random streams."""
-    train, (valid_x, valid_y), test = divided(texts, stream(split_seed, f"{name}_split"), context, mapped=mapped)
+    train, (valid_x, valid_y), test = split_texts(texts, stream(split_seed, f"{name}_split"), context, mapped=mapped)
     shuffled = stream(split_seed, f"{name}_valid").permutation(len(valid_x))
     return text_data([train, (valid_x[shuffled], valid_y[shuffled]), test], BYTES, mapped=mapped)

@@ -77,9 +77,9 @@ class AnomaliesConfig:
             bound = f"below gradient_above={self.gradient_above}, got {self.gradient_below}: the default is 1e-05"
             raise ValueError(f"telemetry.anomalies.gradient_below must be {bound}")
 
-    def build(self, decisions: int) -> "Watch":
+    def build(self, decisions: int) -> "AnomalyMonitor":
         """Return the watch of a run whose updates have this many decisions each: hosts times steps."""
-        return Watch(self, decisions)
+        return AnomalyMonitor(self, decisions)
 
 
 AT_ONCE = frozenset({"ratio_explosion", "kl_spike", "nonfinite", "exploding_gradient"})
@@ -230,7 +230,7 @@ class Findings:
     """True if an anomaly is recent enough to write all details."""
 
 
-class Watch:
+class AnomalyMonitor:
     """A monitor that separates lasting anomalies from passing ones and reports each once."""
 
     def __init__(self, config: AnomaliesConfig, decisions: int) -> None:

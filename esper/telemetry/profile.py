@@ -15,7 +15,7 @@ from esper.phases import MARK
 EPOCHS = 2
 """Last host epochs of an update in its profile, which goes on to the next update: they contain every phase, and the trace of a
 whole update is too large for a viewer."""
-DEAREST = 10
+TOP_OPERATIONS = 10
 """Operations of each phase in the table."""
 
 
@@ -77,7 +77,7 @@ def operations_table(events: Iterable[Any]) -> str:
     lines: list[str] = []
     for phase, times in sorted(spent.items(), key=lambda item: -item[1].total()):
         lines += [f"{phase}: {times.total() / 1e3:.1f} ms", f"  {'ms':>9} {'share':>7} {'calls':>7}  operation"]
-        for name, microseconds in times.most_common(DEAREST):
+        for name, microseconds in times.most_common(TOP_OPERATIONS):
             share = microseconds / max(times.total(), 1e-9)
             lines.append(f"  {microseconds / 1e3:9.2f} {share:7.1%} {calls[phase, name]:7}  {name}")
         lines.append("")

@@ -93,7 +93,7 @@ class Trace:
             "loss": signals.loss_N,
             "train_loss": signals.train_loss_N,
             "gradient_norm": signals.host_norm_N,
-            "all_off_accuracy": signals.worth.all_off_accuracy_N,
+            "all_off_accuracy": signals.effects.all_off_accuracy_N,
         }
         for slot, name in enumerate(self._layout.slot_names):
             columns |= self._of_slot(signals, slot, name)
@@ -101,7 +101,7 @@ class Trace:
 
     def _of_slot(self, signals: StepSignals, slot: int, name: str) -> dict[str, npt.NDArray[Any]]:
         """Return the columns of one slot after the step."""
-        after, worth, layout = signals.after, signals.worth, self._layout
+        after, effects, layout = signals.after, signals.effects, self._layout
         occupied_N = after.within(*OCCUPIED)[:, slot]
         blueprints = np.array([*layout.blueprint_names, None], dtype=object)
         columns: dict[str, npt.NDArray[Any]] = {
@@ -109,9 +109,9 @@ class Trace:
             f"{name}.blueprint": blueprints[after.blueprint[:, slot]],  # -1, for none, is the last
             f"{name}.alpha": np.where(occupied_N, after.alpha[:, slot], np.nan),
             f"{name}.parameters": np.where(occupied_N, signals.params_NS[:, slot], np.nan),
-            f"{name}.contribution": worth.contribution_NS[:, slot],
-            f"{name}.contribution_error": worth.contribution_error_NS[:, slot],
-            f"{name}.shapley": worth.shapley_NS[:, slot],
+            f"{name}.contribution": effects.contribution_NS[:, slot],
+            f"{name}.contribution_error": effects.contribution_error_NS[:, slot],
+            f"{name}.shapley": effects.shapley_NS[:, slot],
             f"{name}.gradient_norm": np.where(occupied_N, after.gradient_norm[:, slot], np.nan),
         }
         potential_NK = signals.potential_before_NSK[:, slot]
@@ -138,7 +138,7 @@ class Trace:
         return {
             "return": episode.return_N,
             "first_accuracy": episode.first_accuracy_N,
-            "committed_accuracy": episode.signals.worth.committed_accuracy_N,
+            "committed_accuracy": episode.signals.effects.committed_accuracy_N,
             "test_accuracy": unknown_N if episode.test_accuracy_N is None else episode.test_accuracy_N,
             "parameters_kept": episode.kept_params_N,
         }

@@ -64,20 +64,20 @@ class HostEnv(SingleHostEnv):
         seen, info = super().reset(seed=seed, options=options)
         if self.population.time == 0:  # else the host goes on after a rollback
             self._film.start()
-        return self._see(seen), info
+        return self._convert(seen), info
 
     def step(self, action: npt.NDArray[np.int64]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """See `SingleHostEnv.step`."""
         seen, reward, terminated, truncated, info = super().step(action)
         if self.render_mode:
             self._film.add(self.population)
-        return self._see(seen), reward, terminated, truncated, info
+        return self._convert(seen), reward, terminated, truncated, info
 
     def render(self) -> Any:
         """Return a picture of all slots up to now `[height, width, 3]`; None without a render mode."""
         return self._film.frame(0) if self.render_mode else None
 
-    def _see(self, seen: dict[str, Array]) -> Any:
+    def _convert(self, seen: dict[str, Array]) -> Any:
         """Return an observation in the form that was asked for."""
         if not self._flat:
             return seen
@@ -143,7 +143,7 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
         """
         self._now, info = self.population.reset(seed=seed, options=options)
         self._film.start()
-        return self._see(self._now), info
+        return self._convert(self._now), info
 
     def step(self, actions: npt.NDArray[np.int64]) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Carry out one action per host and train all hosts for an epoch. An illegal action has no effect.
@@ -162,9 +162,9 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
         if self.flat and "final_obs" in info:
             last = np.full(self.num_envs, None, dtype=object)
             for host in np.flatnonzero(terminated_N):
-                last[host] = self._see({name: part[None] for name, part in info["final_obs"][host].items()})[0]
+                last[host] = self._convert({name: part[None] for name, part in info["final_obs"][host].items()})[0]
             info["final_obs"] = last
-        return self._see(self._now), reward_N, terminated_N, truncated_N, info
+        return self._convert(self._now), reward_N, terminated_N, truncated_N, info
 
     def observation(self) -> Any:
         """Return the current observations, as `reset` and `step` do.
@@ -172,7 +172,7 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
         Raises:
             gymnasium.error.ResetNeeded: there was no reset yet.
         """
-        return self._see(self._current())
+        return self._convert(self._current())
 
     def action_masks(self) -> npt.NDArray[np.bool_]:
         """Return the legality of every value of every head, concatenated; see `esper.env.single.masks`.
@@ -195,7 +195,7 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
             raise gymnasium.error.ResetNeeded("call reset() before reading the environment's state")
         return self._now
 
-    def _see(self, seen: dict[str, Array]) -> Any:
+    def _convert(self, seen: dict[str, Array]) -> Any:
         """Return observations in the form that was asked for."""
         return flatten(seen, self.population.layout) if self.flat else seen
 

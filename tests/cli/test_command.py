@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from esper import config as C
 from esper.checkpoint import Notice
 from esper.cli import command as cli
-from esper.lab.design import Claims, design
+from esper.lab.design import AnalysisPlan, design
 from esper.task.data import TaskError
 from esper.train import main
 from esper.training.run_folder import LOCK
@@ -343,4 +343,4 @@ def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Pat
     assert "compare them with: python -m esper.compare mine\nit first scores the policies, once, which takes about " in shown
     other = ["sweep=ab", *TINY, "hosts=5"]
     with pytest.raises(C.ConfigError, match=r"differs in overrides \(\[\] there, \[hosts=5\] here\)"):
-        design("reward: shaped,sparse", blocks=1, root=7, common=other, plan=Claims(looks=[10])).save(tmp_path / "mine")
+        design("reward: shaped,sparse", blocks=1, root=7, common=other, plan=AnalysisPlan(looks=[10])).save(tmp_path / "mine")

@@ -149,7 +149,7 @@ def test_test_accuracy_is_that_of_the_committed_network(make_env, plan_actions):
     _, _, _, _, info = env.step(wait)
     assert info["final_info"]["test_accuracy"].tolist() == seen["test"].tolist()
     assert info["signals"].accuracy_N.tolist() == seen["all in"].tolist()
-    assert info["signals"].worth.committed_accuracy_N.tolist() == seen["committed"].tolist()
+    assert info["signals"].effects.committed_accuracy_N.tolist() == seen["committed"].tolist()
     plain = make_env(1, 1)
     plain.reset()
     assert "test_accuracy" not in plain.step(plan_actions((Op.WAIT, 0, 0)))[4]["final_info"]
@@ -342,7 +342,7 @@ def test_signals_hold_the_measurements_of_the_step(make_env, plan_actions):
     assert signals.params_before_NS.sum() == 0
     assert signals.params_NS[0].tolist() == [0, env.costs.params.seed_KS[1, 1], 0]
     assert not signals.after.measured.any()
-    assert np.isnan(signals.worth.committed_accuracy_N).all()
+    assert np.isnan(signals.effects.committed_accuracy_N).all()
     signals = env.step(wait)[4]["signals"]
     assert signals.after.measured[0].tolist() == [False, True, False]
     off = env.pool.validate(np.zeros((1, 1, 3), dtype=np.float32)).accuracy_VM[0, 0]

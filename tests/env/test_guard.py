@@ -254,8 +254,8 @@ def test_a_retired_host_keeps_its_fossils_and_its_reward(make_env, plan_actions,
         assert info["signals"].after.stage[FAULTY, 0] == Stage.FOSSILIZED
     assert env.time == 11
     info = env.step(wait)[4]
-    assert info["signals"].worth.committed_accuracy_N[FAULTY] == info["signals"].accuracy_N[FAULTY]
-    assert info["components"]["terminal"][FAULTY] == info["signals"].worth.committed_accuracy_N[FAULTY]
+    assert info["signals"].effects.committed_accuracy_N[FAULTY] == info["signals"].accuracy_N[FAULTY]
+    assert info["components"]["terminal"][FAULTY] == info["signals"].effects.committed_accuracy_N[FAULTY]
 
 
 def test_a_shard_without_finite_hosts_stops_training(make_env, wait, monkeypatch, small_task):

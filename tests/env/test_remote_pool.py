@@ -149,7 +149,7 @@ def test_a_worker_that_dies_in_any_phase_changes_no_number(played):
     group = Pickled(2)
     undisturbed = played(group)
     kinds = {method for _, method in group.seen}
-    assert kinds >= {"start", "potential", "validate", "arrange", "epoch", "remember", "restore", "plant", "clear"}
+    assert kinds >= {"start", "potential", "validate", "arrange", "epoch", "save_snapshots", "restore", "plant", "clear"}
     for kind in sorted(kinds):
         numbers = [number for number, (_, method) in enumerate(group.seen) if method == kind]
         for number, when in ((numbers[0], "before"), (numbers[-1], "after")):
@@ -171,7 +171,7 @@ def test_a_repeated_episode_leaves_out_what_only_reads(make_env, plan_actions):
     with pytest.warns(UserWarning, match="hosts 0 to 1 repeat 2 epochs"):
         env.pool.validate(env.state.alpha[None])
     again = [method for _, method in group.seen[before + 1 :]]
-    assert again == ["start", "potential", "validate", *["remember", "arrange", "epoch"] * 2, "remember", "validate"]
+    assert again == ["start", "potential", "validate", *["save_snapshots", "arrange", "epoch"] * 2, "save_snapshots", "validate"]
 
 
 def test_workers_that_keep_dying_end_the_run(played):

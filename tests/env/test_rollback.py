@@ -85,7 +85,7 @@ def play(env, script, fault=None, at=-1):
                 "reward": reward,
                 "terminated": terminated,
                 "info": info,
-                "losses": (signals.train_loss_N, signals.loss_N, signals.accuracy_N, signals.worth.committed_accuracy_N),
+                "losses": (signals.train_loss_N, signals.loss_N, signals.accuracy_N, signals.effects.committed_accuracy_N),
                 "state": copy.deepcopy(env.state),
             }
         )
@@ -331,7 +331,7 @@ def test_a_host_rolled_back_in_the_last_step_is_paid_for_its_snapshot(make_env, 
     poison_host(env)
     _, paid, _, _, info = env.step(plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS))
     parts = {name: values[FAULTY] for name, values in info["components"].items()}
-    assert parts["terminal"] == info["signals"].worth.committed_accuracy_N[FAULTY] == pytest.approx(snapshot, abs=1e-4)
+    assert parts["terminal"] == info["signals"].effects.committed_accuracy_N[FAULTY] == pytest.approx(snapshot, abs=1e-4)
     assert parts["governor"] == -10.0
     assert parts.get("attribution", 0.0) == 0.0, "what was measured in this step is void"
     if reward is None:

@@ -123,7 +123,7 @@ def test_every_change_of_a_member_makes_its_result_stale(change, plan_actions):
     env.reset(seed=4)
     (shard,), slot = env.pool.shards, 1
     env.step(plan_actions((Op.GERMINATE, slot, 1), *[(Op.WAIT, 0, 0)] * 4))
-    shard.remember(np.ones(5, np.bool_))
+    shard.save_snapshots(np.ones(5, np.bool_))
     (bank,) = shard.network.banks.values()
     bank.fleet.flat.data[0] += torch.randn(bank.fleet.flat.shape[1], generator=torch.Generator().manual_seed(1))
     alpha = np.ones((1, 5, env.layout.num_slots), np.float32)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.checkpoint import CheckpointError, load
-from esper.cli.command import FOR_PEOPLE
+from esper.cli.command import USER_ERRORS
 from esper.training.interrupt import Stopped
 from tests.faults import nonfinite
 from tests.faults.cases import CASES, Case
@@ -79,7 +79,7 @@ def _exit_code(work: Callable[[], None]) -> int:
         work()
     except Stopped:
         return 130
-    except FOR_PEOPLE as error:
+    except USER_ERRORS as error:
         print(f"esper: {error}")
         return 2
     except SystemExit as ended:

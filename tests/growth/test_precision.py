@@ -177,7 +177,7 @@ def test_a_rollback_restores_the_loss_scale(grown):
     population = grown(3, layout=Layout.VECTORS, precision=Precision.fp16)
     network = population.network
     scales = network.loss_scale.state["scale"]
-    network.remember(np.ones(3, np.bool_))
+    network.save_snapshots(np.ones(3, np.bool_))
     scales[:] = 4.0
     network.restore(np.array([True, False, False]))
     assert scales[:, 0].tolist() == [FIRST, 4.0, 4.0]

@@ -41,10 +41,10 @@ def test_restore_is_exact_and_leaves_other_members_unchanged(grown, layout):
     population = grown(3, layout=layout, **EVERYTHING)
     network = population.network
     train(population, 0, 1)
-    network.remember(np.ones(3, dtype=np.bool_))
+    network.save_snapshots(np.ones(3, dtype=np.bool_))
     first = copies(population)
     train(population, 0)
-    network.remember(np.array([True, True, False]))  # member 2 is not healthy: its snapshot stays
+    network.save_snapshots(np.array([True, True, False]))  # member 2 is not healthy: its snapshot stays
     second = copies(population)
     train(population, 0)
     every = {(slot, kind, gated) for slot in range(3) for kind in range(len(population.blueprints)) for gated in (False, True)}
@@ -85,7 +85,7 @@ def test_a_restored_member_continues_exactly(grown, incubation, optimiser):
     population = grown(4, blends=tuple(Blend), incubation=incubation, optimiser=optimiser)
     network = population.network
     train(population, 0, 1)
-    network.remember(np.ones(4, dtype=np.bool_))
+    network.save_snapshots(np.ones(4, dtype=np.bool_))
     train(population, 2, 3)
     wanted = copies(population)
     for row in network.rows().values():
@@ -107,7 +107,7 @@ def test_memory_of_many_hosts_with_all_banks():
         for kind in range(len(blueprints)):
             for gated in (False, True):
                 network.bank(slot, kind, gated)
-    network.remember(np.ones(64, dtype=np.bool_))
+    network.save_snapshots(np.ones(64, dtype=np.bool_))
     rows = network.rows()
     assert len(rows) > 12 * len(blueprints)
     assert 2 * sum(row.nbytes for row in rows.values()) < 32e6

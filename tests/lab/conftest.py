@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli.overrides import check
-from esper.lab.design import Claims, design
+from esper.lab.design import AnalysisPlan, design
 from esper.stats import paired
 from esper.training.trainer import Trainer
 from tests.lab.small_runs import TINY
@@ -27,7 +27,7 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two arms and an A/A control in two blocks; one run is missing."""
     folder = tmp_path_factory.mktemp("experiment")
-    plan = Claims(score_hosts=2, question="Which <reward>?\n")
+    plan = AnalysisPlan(score_hosts=2, question="Which <reward>?\n")
     planned = design("reward: shaped,sparse", blocks=2, root=1, common=TINY, plan=plan)
     planned.save(folder)
     for cell in planned.cells:

@@ -15,7 +15,7 @@ from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.lab import comparison
 from esper.lab.about import WORDS
-from esper.lab.design import Claims, Design, design
+from esper.lab.design import AnalysisPlan, Design, design
 from esper.lab.evaluation import Evaluation
 from esper.lab.report import HEAD
 from esper.lab.runs import OUTCOMES, Run, find_runs
@@ -175,11 +175,11 @@ def test_evaluation_overrides_apply_to_all_policies(experiment: Path, tmp_path: 
 
 @pytest.mark.usefixtures("no_figures")
 def test_planned_overrides_of_the_scoring_need_not_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = Claims(score_hosts=2, score_overrides=["steps=3", "task.data_share=[0.5]"])
+    plan = AnalysisPlan(score_hosts=2, score_overrides=["steps=3", "task.data_share=[0.5]"])
     found = design("task.data_share: [0.25],[1]", blocks=1, root=1, aa_control=False, common=TINY, plan=plan)
     folder, other = tmp_path / "here", tmp_path / "other"
     found.save(folder)
-    replace(found, plan=Claims(score_hosts=2)).save(other)
+    replace(found, plan=AnalysisPlan(score_hosts=2)).save(other)
     for cell in found.cells:
         Trainer(check(list(cell.overrides)), folder / cell.folder, name=cell.folder, plan=found.digest).run()
     C.main([str(folder)])

@@ -12,7 +12,7 @@ from esper.config import ConfigError
 from esper.growth.objective import CLASSIFICATION
 from esper.lab import comparison as S
 from esper.lab import scoring as J
-from esper.lab.design import AA_CONTROL, Claims, Design
+from esper.lab.design import AA_CONTROL, AnalysisPlan, Design
 from esper.lab.power import Spread
 from esper.lab.report import differences
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
@@ -46,7 +46,7 @@ def compared(
     planned = {name: value for name, value in asked.items() if name in ("outcome", "against", "alpha")}
     blocks = len(next(iter(values.values())))
     arms = {arm: [f"hosts={index}"] for index, arm in enumerate(values)}
-    plan = Claims(**planned, looks=list(looks) or [blocks])
+    plan = AnalysisPlan(**planned, looks=list(looks) or [blocks])
     experiment = Design(arms=arms, blocks=blocks, root=0, common=[], plan=plan)
     monkeypatch.setattr(S, "planned", lambda _: experiment)
     monkeypatch.setattr(S, "host_table", lambda *_: pd.DataFrame())

@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from esper.checkpoint import Checkpoints
 from esper.cli.overrides import check_sweep
 from esper.config import CHECKPOINTS, ConfigError
-from esper.lab.design import AA_CONTROL, FILE, Cell, Claims, Design, design, fingerprint, typed_arms
+from esper.lab.design import AA_CONTROL, FILE, AnalysisPlan, Cell, Design, design, fingerprint, typed_arms
 
 REWARDS = "reward: shaped,sparse"
 
@@ -130,7 +130,7 @@ def test_a_folder_holds_one_experiment(tmp_path: Path) -> None:
             design("reward: shaped,basic", blocks=2, root=0),
             r"differs in arms \(reward: shaped,sparse there, reward: shaped,basic here\)",
         ),
-        (design(REWARDS, blocks=2, root=0, plan=Claims(margin=2.0)), r"differs in margin \(1 there, 2 here\)"),
+        (design(REWARDS, blocks=2, root=0, plan=AnalysisPlan(margin=2.0)), r"differs in margin \(1 there, 2 here\)"),
         (design(REWARDS, blocks=2, root=0, aa_control=False), r"differs in aa_control \(true there, false here\): "),
         (
             design(REWARDS, blocks=2, root=0, common=["updates=9"]),
@@ -142,13 +142,13 @@ def test_a_folder_holds_one_experiment(tmp_path: Path) -> None:
 
 
 def test_blocks_can_be_added_but_not_taken_away(tmp_path: Path) -> None:
-    few, many = (design(REWARDS, blocks=blocks, root=0, plan=Claims(looks=[10, 20])) for blocks in (10, 20))
+    few, many = (design(REWARDS, blocks=blocks, root=0, plan=AnalysisPlan(looks=[10, 20])) for blocks in (10, 20))
     few.save(tmp_path)
     many.save(tmp_path)
     assert Design.load(tmp_path) == many
     assert few.digest == many.digest
-    turned = design("reward: sparse,shaped", blocks=20, root=0, plan=Claims(looks=[10, 20]), aa_control=False)
-    design(REWARDS, blocks=20, root=0, plan=Claims(looks=[10, 20]), aa_control=False).save(tmp_path / "two")
+    turned = design("reward: sparse,shaped", blocks=20, root=0, plan=AnalysisPlan(looks=[10, 20]), aa_control=False)
+    design(REWARDS, blocks=20, root=0, plan=AnalysisPlan(looks=[10, 20]), aa_control=False).save(tmp_path / "two")
     with pytest.raises(ConfigError, match=r"with its arms in the order shaped, sparse, and baselines grow .*: keep it"):
         turned.save(tmp_path / "two")
     with pytest.raises(ConfigError, match="has 20 blocks, more than blocks=10: set blocks=20"):
@@ -244,7 +244,8 @@ def test_a_forged_design_is_refused(tmp_path: Path, change: dict[str, object]) -
     for plain, fine in ((good, True), (good | change, False)):
         fixed = {name: value for name, value in plain.items() if name != "blocks"}
         if isinstance(fixed["plan"], dict):
-            fixed["plan"] = {name: value for name, value in asdict(Claims()).items() if name != "score_overrides"} | fixed["plan"]
+            usual = {name: value for name, value in asdict(AnalysisPlan()).items() if name != "score_overrides"}
+            fixed["plan"] = usual | fixed["plan"]
         digest = fingerprint(fixed)
         (tmp_path / FILE).write_text(json.dumps({**plain, "sha256": digest}))
         if fine:

@@ -12,7 +12,7 @@ import pytest
 from esper import compare as C
 from esper.config import ConfigError
 from esper.lab.advise import states
-from esper.lab.design import FILE, Claims, design
+from esper.lab.design import FILE, AnalysisPlan, design
 from esper.lab.integrity import check_runs, mixed
 from esper.lab.runs import Run, find_runs, records_of
 from tests.lab.small_runs import TINY
@@ -37,7 +37,7 @@ def edit(run: Path) -> None:
 def forge(folder: Path) -> None:
     """Replace the plan by one with another margin and a matching digest."""
     (folder / FILE).unlink()
-    design("reward: shaped,sparse", blocks=2, root=1, common=TINY, plan=Claims(score_hosts=2, margin=0.1)).save(folder)
+    design("reward: shaped,sparse", blocks=2, root=1, common=TINY, plan=AnalysisPlan(score_hosts=2, margin=0.1)).save(folder)
 
 
 @pytest.mark.parametrize(

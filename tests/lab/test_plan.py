@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from esper.cli.command import spelled_out
 from esper.cli.overrides import hydra_at_conf
 from esper.config import ConfigError
-from esper.lab.design import Claims, Design, command_of, design
+from esper.lab.design import AnalysisPlan, Design, command_of, design
 from esper.lab.integrity import _asked, _equal  # pyright: ignore[reportPrivateUsage]
 from esper.lab.plan import announce, as_planned, deviations, experiment, scored_with
 from esper.lab.runs import CompareConfig
@@ -40,16 +40,16 @@ def test_a_plan_is_read_from_a_file_and_the_command_line(tmp_path: Path) -> None
     (tmp_path / "plan, it's mine.yaml").write_text(PLAN)
     found = planned(f"plan={tmp_path}/plan, it's mine.yaml", "blocks=12", "alpha=0.01")
     assert (found.blocks, found.root, list(found.arms)) == (12, 7, ["shaped", "sparse", "aa_control"])
-    assert found.plan == Claims(
+    assert found.plan == AnalysisPlan(
         outcome="parameters", margin=20.0, alpha=0.01, looks=[10, 20], question='Which reward? It\'s "${oc.env:HOME}".\n'
     )
     assert announce(found, tmp_path) == [f"plan {found.digest[:12]}: parameters, margin 20, verdict at 10, 20 blocks"]
     typed = planned("arms={a: hosts=2, b: hosts=4}", "margin=2", "baselines=[wait]", "against=wait", "blocks=3")
-    assert typed.plan == Claims(margin=2.0, baselines=["wait"], against="wait", looks=[10])
+    assert typed.plan == AnalysisPlan(margin=2.0, baselines=["wait"], against="wait", looks=[10])
 
 
 def test_an_experiment_of_an_earlier_version_keeps_its_digest() -> None:
-    found = design("reward: shaped,sparse", blocks=10, root=7, plan=Claims(baselines=["wait"]))
+    found = design("reward: shaped,sparse", blocks=10, root=7, plan=AnalysisPlan(baselines=["wait"]))
     assert found.digest == "b0adeb3a782b00202d998ecc3a30e66a85027622e297418507382ded076cfbd6"
 
 
@@ -123,7 +123,7 @@ def test_typed_overrides_replace_planned_ones_in_their_place(
 ) -> None:
     folders = [tmp_path / str(number) for number in range(max(1, len(plans)))]
     for folder, plan in zip(folders, plans, strict=False):
-        design("reward: shaped,sparse", blocks=10, root=7, plan=Claims(score_overrides=plan)).save(folder)
+        design("reward: shaped,sparse", blocks=10, root=7, plan=AnalysisPlan(score_overrides=plan)).save(folder)
     if overrides is None:
         with pytest.raises(ConfigError, match="these experiments planned different score_overrides"):
             scored_with(folders, typed)

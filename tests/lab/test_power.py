@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from esper.config import ConfigError, standalone_agents
-from esper.lab.design import Claims, Design, design
+from esper.lab.design import AnalysisPlan, Design, design
 from esper.lab.power import TYPICAL, expected_power, read_outcomes, spread_of
 from esper.lab.runs import BASELINES
 from esper.stats.paired import blocks_needed
@@ -30,7 +30,7 @@ BLOCKS, HOSTS = 300, 24
 
 
 def planned(blocks: int = 12, *, arms: str = "reward: shaped,sparse", common: tuple[str, ...] = (), **plan: object) -> Design:
-    return design(arms, blocks=blocks, root=1, common=common, plan=Claims(**plan))  # pyright: ignore[reportArgumentType]
+    return design(arms, blocks=blocks, root=1, common=common, plan=AnalysisPlan(**plan))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("outcome", TYPICAL["digits"].spreads)

@@ -18,7 +18,7 @@ from esper.growth.objective import CLASSIFICATION
 from esper.lab import comparison as S
 from esper.lab import scoring as J
 from esper.lab.costs import cost
-from esper.lab.design import AA_CONTROL, Claims, Design
+from esper.lab.design import AA_CONTROL, AnalysisPlan, Design
 from esper.lab.report import differences, show, summary, tables, write
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
 from esper.lab.tables import latex
@@ -61,7 +61,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
     costs = [{"arm": "a", "block": block, **cost(3e9, 1e9, 2e9 * block, seconds=7.0), "host": 1e9} for block in range(2)]
     monkeypatch.setattr(S, "cost_table", lambda *_: pd.DataFrame(costs))
     arms = {arm: [f"hosts={index}"] for index, arm in enumerate(ARMS)}
-    plan = Claims(baselines=["wait"], looks=[12], question="Is <b> better?")
+    plan = AnalysisPlan(baselines=["wait"], looks=[12], question="Is <b> better?")
     monkeypatch.setattr(S, "planned", lambda _: Design(arms=arms, blocks=12, root=0, common=[], plan=plan))
     monkeypatch.setattr(J, "score", scored)
     monkeypatch.setattr(J, "score_baselines", baselines)
@@ -106,7 +106,7 @@ def test_a_comparison_without_verdicts_has_no_column_of_them(found: S.Comparison
 
 @pytest.mark.usefixtures("found")
 def test_tables_count_every_block_that_they_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Claims(baselines=["wait"], looks=[10])
+    plan = AnalysisPlan(baselines=["wait"], looks=[10])
     planned = Design(arms={"a": [], "b": ["hosts=1"]}, blocks=12, root=0, common=[], plan=plan)
     monkeypatch.setattr(S, "planned", lambda _: planned)
     usual, bad = J.score, {"accuracy": -900.0, "parameters": -9e6}
@@ -173,7 +173,7 @@ def test_the_console_counts_collapsed_runs(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_one_arm_and_its_control_have_a_report(found: S.Comparison, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(S, "find_runs", lambda *_: [run for run in found.runs if run.arm != "b"])
-    planned = Design(arms={"a": [], AA_CONTROL: []}, blocks=12, root=0, common=[], plan=Claims(looks=[12]))
+    planned = Design(arms={"a": [], AA_CONTROL: []}, blocks=12, root=0, common=[], plan=AnalysisPlan(looks=[12]))
     monkeypatch.setattr(S, "planned", lambda _: planned)
     alone = S.compare([], CompareConfig(final=True))
     show(alone, Console(file=io.StringIO()))

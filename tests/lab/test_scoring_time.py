@@ -3,14 +3,14 @@
 import json
 from pathlib import Path
 
-from esper.lab.design import Claims, design
+from esper.lab.design import AnalysisPlan, design
 from esper.lab.scoring_time import after
 
 SETTINGS = {"hosts": 4, "updates": 3, "steps": 20}
 
 
 def test_scoring_takes_as_long_as_growing_as_many_hosts_in_training(tmp_path: Path) -> None:
-    found = design("reward: shaped,sparse", blocks=1, root=1, aa_control=False, plan=Claims(score_hosts=10))
+    found = design("reward: shaped,sparse", blocks=1, root=1, aa_control=False, plan=AnalysisPlan(score_hosts=10))
     assert "which takes a while" in after(found, SETTINGS, tmp_path)
     for cell, speeds in zip(found.cells, ([0.1, 40.0, 50.0], [80.0]), strict=True):
         folder = tmp_path / cell.folder

@@ -8,7 +8,7 @@ import pytest
 from esper.env.actions import Op
 from esper.lifecycle.slots import EveryBlockConfig
 from esper.lifecycle.stages import TAKES_PART, SlotState, Stage, empty
-from esper.measure.counterfactuals import CounterfactualsConfig, Measurement, settings, worth
+from esper.measure.counterfactuals import CounterfactualsConfig, Measurement, seed_effects, settings
 from esper.measure.plans import Plan
 from esper.reward.modes import ShapedConfig
 
@@ -45,7 +45,7 @@ def test_each_seed_is_off_once_and_shorter_lists_are_padded_with_the_current_set
 
 def test_additive_effects_are_recovered(state):
     gain = np.array([3.0, -1.0, 4.0])
-    seen = worth(asked := settings(state, frozenset(Plan)), noiseless(asked, lambda _, alpha: 50 + (gain * alpha).sum()))
+    seen = seed_effects(asked := settings(state, frozenset(Plan)), noiseless(asked, lambda _, alpha: 50 + (gain * alpha).sum()))
     effect = np.where(state.alpha > 0, gain * state.alpha, np.nan)
     live = np.where(state.within(Stage.FOSSILIZED), np.nan, effect)
     assert seen.contribution_NS == pytest.approx(effect, nan_ok=True)
@@ -65,19 +65,19 @@ def test_interactions_of_pairs_are_recovered(state):
 
     for plans in ({Plan.pairs}, {Plan.factorial}):
         asked = settings(state, frozenset(plans))
-        seen = worth(asked, noiseless(asked, accuracy))
+        seen = seed_effects(asked, noiseless(asked, accuracy))
         assert seen.interaction_NSS[3] == pytest.approx(np.array([[0, 0, 7], [0, 0, 0], [7, 0, 0.0]]))
         assert np.isnan(seen.shapley_NS).all() == (plans == {Plan.pairs})
     state.stage[3, 1], state.alpha[3, 1] = Stage.DORMANT, 0.0  # exactly two
     asked = settings(state, frozenset({Plan.pairs}))
-    seen = worth(asked, noiseless(asked, accuracy))
+    seen = seed_effects(asked, noiseless(asked, accuracy))
     assert seen.interaction_NSS[3, 0, 2] == seen.interaction_NSS[3, 2, 0] == pytest.approx(7)
     assert np.isnan(seen.interaction_NSS[3, 1]).all()
 
 
 def test_effects_without_a_plan_are_nan(state):
     asked = settings(state, frozenset())
-    seen = worth(asked, noiseless(asked, lambda *_: 50.0))
+    seen = seed_effects(asked, noiseless(asked, lambda *_: 50.0))
     for name in ("all_off_accuracy_N", "committed_accuracy_N", "solo_NS", "interaction_NSS", "shapley_NS", "shapley_error_NS"):
         assert np.isnan(getattr(seen, name)).all()
     assert (~np.isnan(seen.contribution_NS) == (state.alpha > 0)).all()
@@ -92,7 +92,7 @@ def test_shapley_values_of_many_seeds_come_from_orders_of_the_host_s_stream():
     assert asked.hosts[0].orders != asked.hosts[1].orders
     one = SlotState(**{key: array[:1] for key, array in state.arrays().items()})
     assert settings(one, plans, name=name, pairs=4).hosts[0].orders == asked.hosts[0].orders
-    seen = worth(asked, noiseless(asked, lambda host, alpha: 40 + 2 * alpha.sum() + host * alpha[:3].prod()))
+    seen = seed_effects(asked, noiseless(asked, lambda host, alpha: 40 + 2 * alpha.sum() + host * alpha[:3].prod()))
     assert seen.shapley_NS.sum(axis=1) == pytest.approx([12, 13, 14], abs=1e-4)
     assert seen.shapley_error_NS[0] == pytest.approx(np.zeros(6), abs=1e-5)
     assert (seen.shapley_error_NS[2, :3] > 0).any()
@@ -129,7 +129,7 @@ def test_signals_equal_one_validation_for_each_setting(make_env, plan_actions):
     seen = []
 
     def check(info):
-        signals, found = info["signals"], info["signals"].worth
+        signals, found = info["signals"], info["signals"].effects
         if signals.last:
             return
         state, brute = signals.after, {}
@@ -140,15 +140,15 @@ def test_signals_equal_one_validation_for_each_setting(make_env, plan_actions):
         for host in range(2):
             base = int(fossil[host] @ [1, 2, 4])
             f = {bits: accuracy[host] for bits, accuracy in brute.items()}
-            assert signals.worth.all_off_accuracy_N[host] == pytest.approx(f[base])
-            assert signals.worth.committed_accuracy_N[host] == pytest.approx(f[base])
+            assert signals.effects.all_off_accuracy_N[host] == pytest.approx(f[base])
+            assert signals.effects.committed_accuracy_N[host] == pytest.approx(f[base])
             live = np.flatnonzero(inside[host] & ~fossil[host])
             assert (~np.isnan(found.solo_NS[host])).nonzero()[0].tolist() == live.tolist()
             for a in live:
                 assert found.solo_NS[host, a] == pytest.approx(f[base | 1 << a] - f[base], abs=1e-4)
                 for b in live:
                     both = f[base | 1 << a | 1 << b] - f[base | 1 << a] - f[base | 1 << b] + f[base]
-                    assert signals.worth.interaction_NSS[host, a, b] == pytest.approx(both if a != b else 0, abs=1e-4)
+                    assert signals.effects.interaction_NSS[host, a, b] == pytest.approx(both if a != b else 0, abs=1e-4)
             everyone = int(inside[host] @ [1, 2, 4])
             assert np.nansum(found.shapley_NS[host]) == pytest.approx(f[everyone] - f[0], abs=1e-4)
         seen.append((len(live), fossil.any()))
@@ -176,13 +176,13 @@ def test_plans_of_the_reward_and_of_the_end_are_measured_when_needed(make_env, p
     infos = []
     env = make_env(1, 8, slots=slots(), reward=Needy(), counterfactuals=CounterfactualsConfig(at_end=[Plan.shapley]))
     grow(env, plan_actions, 8, infos.append)
-    assert not any(np.isnan(info["signals"].worth.committed_accuracy_N).any() for info in infos)
-    assert np.isfinite(infos[5]["signals"].worth.interaction_NSS).all()
-    assert [np.isfinite(info["signals"].worth.shapley_NS).any() for info in infos] == [False] * 7 + [True]
+    assert not any(np.isnan(info["signals"].effects.committed_accuracy_N).any() for info in infos)
+    assert np.isfinite(infos[5]["signals"].effects.interaction_NSS).all()
+    assert [np.isfinite(info["signals"].effects.shapley_NS).any() for info in infos] == [False] * 7 + [True]
     plain = []
     grow(make_env(1, 8, slots=slots()), plan_actions, 8, plain.append)
-    assert [np.isfinite(info["signals"].worth.committed_accuracy_N).all() for info in plain] == [False] * 7 + [True]
-    assert all(np.isnan(info["signals"].worth.interaction_NSS).all() for info in plain)
+    assert [np.isfinite(info["signals"].effects.committed_accuracy_N).all() for info in plain] == [False] * 7 + [True]
+    assert all(np.isnan(info["signals"].effects.interaction_NSS).all() for info in plain)
 
 
 def test_only_measured_seeds_are_fresh(make_env, plan_actions):
@@ -212,7 +212,7 @@ def test_effects_do_not_depend_on_shards_and_other_hosts(make_env, plan_actions,
         env, record = make_env(given.get("hosts", 4), 6, slots=slots(), counterfactuals=CounterfactualsConfig(each_step=ALL),
                                members_per_shard=given.get("members_per_shard", 0)), []  # fmt: skip
         grow(env, plan_actions, 5, record.append)
-        found.append([info["signals"].worth for info in record])
+        found.append([info["signals"].effects for info in record])
     for one, other in zip(*found, strict=True):
         for name in ("contribution_NS", "solo_NS", "shapley_NS", "all_off_accuracy_N"):
             a, b = getattr(one, name), getattr(other, name)

@@ -105,7 +105,7 @@ def test_members_do_not_affect_each_other(config, members, seed, poison):
                 continue
             flat.grad[0] *= poison
             rate = torch.where(rest, 1.0, 3.0)
-            mine.step(at_host.where(~rest, at_seed).faster(rate), rest if turn % 2 else rest | True)
+            mine.step(at_host.where(~rest, at_seed).scaled(rate), rest if turn % 2 else rest | True)
             if turn == 2:
                 mine.forget([0])
         assert mine.state

@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 
 from esper.lifecycle.stages import OCCUPIED, Op, SlotState, Stage, empty
-from esper.measure.counterfactuals import Worth
+from esper.measure.counterfactuals import SeedEffects
 from esper.reward.signals import StepSignals
 
-WORTH = {entry.name for entry in dataclasses.fields(Worth)}
+WORTH = {entry.name for entry in dataclasses.fields(SeedEffects)}
 NAN = np.float32(np.nan)
 D, G, T, B, H, F, P = (
     Stage.DORMANT,
@@ -64,14 +64,14 @@ def signals_of(before, after, **given):
         "rolled_back_N": np.zeros(hosts, dtype=bool),
     } | given
     seen = {name: rest.pop(name) for name in WORTH & rest.keys()}
-    worth = dataclasses.replace(Worth.unknown(hosts, slots), **seen)
-    return StepSignals(before=before, after=after, worth=worth, last=rest["steps_left"] == 0, **rest)
+    effects = dataclasses.replace(SeedEffects.unknown(hosts, slots), **seen)
+    return StepSignals(before=before, after=after, effects=effects, last=rest["steps_left"] == 0, **rest)
 
 
 def replaced(signals, **changes):
-    """The signals with other values, by the names of `StepSignals` and of its `Worth`."""
+    """The signals with other values, by the names of `StepSignals` and of its `SeedEffects`."""
     seen = {name: changes.pop(name) for name in WORTH & changes.keys()}
-    return dataclasses.replace(signals, worth=dataclasses.replace(signals.worth, **seen), **changes)
+    return dataclasses.replace(signals, effects=dataclasses.replace(signals.effects, **seen), **changes)
 
 
 def random_state(rng, hosts=4, slots=3):

@@ -23,7 +23,7 @@ def audited(*steps, hosts=1):
     auditor = Auditor()
     for before, after, was, now in steps:
         signals = signals_of(before, after, accuracy_before_N=floats(was), accuracy_N=floats(now))
-        auditor.see(signals, {"shaping": floats(1.0), "rent": floats(-3.0)})
+        auditor.add(signals, {"shaping": floats(1.0), "rent": floats(-3.0)})
     return short(auditor.report(np.zeros(hosts), np.zeros(hosts), {}))
 
 
@@ -71,7 +71,7 @@ def test_inactive_seeds_and_rolled_back_hosts_are_not_checked():
     behind.alpha[:] = 0
     assert audited((EMPTY, behind, 10, 5)).seed_epochs == 0
     auditor = Auditor()
-    auditor.see(
+    auditor.add(
         signals_of(EMPTY, one(6), accuracy_before_N=floats(10), accuracy_N=floats(NAN), rolled_back_N=np.array([True])), {}
     )
     assert auditor.report(np.zeros(1), np.zeros(1), {})["audit/seed_epochs"] == 0

@@ -171,7 +171,7 @@ def test_the_order_of_the_slots_does_not_matter(name):
             after=mirrored(signals.after),
             params_before_NS=signals.params_before_NS[:, ::-1],
             params_NS=signals.params_NS[:, ::-1],
-            interaction_NSS=signals.worth.interaction_NSS[:, ::-1, ::-1],
+            interaction_NSS=signals.effects.interaction_NSS[:, ::-1, ::-1],
         )
         np.testing.assert_allclose(plain(signals)[0], other(turned)[0], atol=1e-3)
 

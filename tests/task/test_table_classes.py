@@ -10,7 +10,7 @@ from esper.hosts.mlp import MLPConfig
 from esper.seeding import stream
 from esper.task.data import TaskError
 from esper.task.loading import load_task
-from esper.task.regression import shares
+from esper.task.regression import split_rows
 from esper.task.table_classes import TableClassesConfig
 from esper.task.table_file import TableFileConfig
 
@@ -79,7 +79,7 @@ def test_what_is_no_table_of_classes_is_named_in_one_sentence(tmp_path, rows, fi
 
 
 def test_a_class_without_training_rows_is_named(tmp_path):
-    alone = shares(30, stream(0, "table_split"), "")["test"][:3]
+    alone = split_rows(30, stream(0, "table_split"), "")["test"][:3]
     rows = [(row, 1, "rare" if row in alone else "ab"[row % 2]) for row in range(30)]
     with pytest.raises(TaskError, match=r"column sold of .* has no row of class 'rare' among those to train on"):
         csv(tmp_path, rows).load(0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.telemetry.anomalies import AT_ONCE, MEANINGS, REMEDIES, RULES, AnomaliesConfig, Anomaly, Watch, find
+from esper.telemetry.anomalies import AT_ONCE, MEANINGS, REMEDIES, RULES, AnomaliesConfig, Anomaly, AnomalyMonitor, find
 from esper.telemetry.tags import METRICS, WORDS, UnknownTagError, metric, tags_of
 
 DECISIONS = 640
@@ -188,12 +188,12 @@ DEAD, JUMP = "dead_core", "kl_spike"
 )
 def test_a_resumed_watch_reports_the_same(story: tuple[str | None, ...], stop: int, patience: int) -> None:
     config = AnomaliesConfig(patience=patience, hold=2)
-    whole, resumed = Watch(config, DECISIONS), Watch(config, DECISIONS)
+    whole, resumed = AnomalyMonitor(config, DECISIONS), AnomalyMonitor(config, DECISIONS)
     for number, kind in enumerate(story, 1):
         seen = HEALTHY if kind is None else bad(kind)
         if number == stop:
             state = json.loads(json.dumps(resumed.state_dict()))
-            resumed = Watch(config, DECISIONS)
+            resumed = AnomalyMonitor(config, DECISIONS)
             resumed.load_state_dict(state)
         findings = whole.look(number, seen)
         assert findings == resumed.look(number, seen)

@@ -179,7 +179,7 @@ def chunk_starts(network: PolicyNetwork, rollout: Rollout, chunk: int) -> State:
     starts = [state]
     for begin in range(0, rollout.num_steps - chunk, chunk):
         part = slice(begin, begin + chunk)
-        state = network.remember(rollout.seen[part], state, rollout.is_init_TN[part])
+        state = network.state_after(rollout.seen[part], state, rollout.is_init_TN[part])
         starts.append(state)
     return {name: torch.cat([start[name] for start in starts]) for name in state}
 

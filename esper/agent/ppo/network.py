@@ -145,17 +145,17 @@ class PolicyNetwork(nn.Module):
         distribution = ActionDistribution(logits, flat.legal_slots, flat.legal_values, self.spec.head_sizes, free)
         return Outputs(distribution=distribution, value_B=value_B, core_input_TNR=input_TNR, core_output_TNR=output_TNR), state
 
-    def remember(self, seen: Seen, state: State, is_init_TN: Tensor) -> State:
+    def state_after(self, seen: Seen, state: State, is_init_TN: Tensor) -> State:
         """Return the state after T steps, as `unroll` does, without computing outputs."""
         if not state:
             return {}
         return self.core.unroll(self.core_input(seen, self.encode(seen)), state, is_init_TN)[1]
 
-    def watch(self, seen: Seen) -> None:
+    def update_statistics(self, seen: Seen) -> None:
         """Add observations `[T, N]` to the statistics that standardize features; no effect without standardization."""
         for scale, features in zip(self.scales, (seen.features, seen.slots), strict=False):
             assert isinstance(scale, Standardization)
-            scale.watch(features)
+            scale.update(features)
 
     def encode(self, seen: Seen) -> Tensor:
         """Compute the encodings of all slots `[T, N, S, E]`."""

@@ -303,7 +303,7 @@ class PPO(Learner):
         after = evaluate_rollout(self.network, rollout)
         planned = config.epochs * config.minibatches * (1 + len(earlier))
         skipped = planned - len(steps) - dropped
-        self.network.watch(rollout.seen)  # after all replays, which need the statistics of the rollout
+        self.network.update_statistics(rollout.seen)  # after all replays, which need the statistics of the rollout
         # The policy treats returns that differ by less than the floor as equal.
         floor = config.advantage_floor**2
         clip = self._clip(1 + len(earlier))

@@ -28,7 +28,7 @@ class Standardization(nn.Module):
         """Sum of squared deviations from the mean."""
 
     @torch.no_grad()
-    def watch(self, values: Tensor) -> None:
+    def update(self, values: Tensor) -> None:
         """Add values `[..., F]` to the statistics, by the update of Chan et al. 1983 (doi:10.1080/00031305.1983.10483115)."""
         rows = values.flatten(0, -2).double()
         mean_F, total = rows.mean(0), self.count + len(rows)

@@ -21,7 +21,7 @@ def test_the_statistics_are_those_of_all_values_at_once() -> None:
     scale = Standardization(4)
     assert torch.equal(scale(values), values), "nothing is known before the first values"
     for part in values.split(2):
-        scale.watch(part)
+        scale.update(part)
     rows = values.flatten(0, 1).double()
     expected = (rows - rows.mean(0)) / rows.std(0, correction=0).clamp(min=LEAST_DEVIATION)
     torch.testing.assert_close(scale(values).flatten(0, 1).double(), expected.clamp(-LIMIT, LIMIT), atol=1e-4, rtol=1e-4)
