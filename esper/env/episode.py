@@ -35,7 +35,7 @@ class Episode(EpisodeRecord):
     terms: dict[str, float] = field(default_factory=lambda: dict[str, float]())
     """Sum over the steps so far of each term of the reward, mean over hosts [points]."""
     first_accuracy_N: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
-    """Accuracy of the newborn hosts [pp]."""
+    """Accuracy of the newborn hosts [%]."""
     signals: StepSignals | None = None
     """Signals of the last step."""
     tally: Counter[str] = field(default_factory=Counter[str])
@@ -75,11 +75,11 @@ class Episode(EpisodeRecord):
     measuring_flops_N: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """FLOPs of validating each host so far, counterfactuals included."""
     test_accuracy_N: FloatArray | None = None
-    """Committed accuracy on the test split [pp]; None if not measured."""
+    """Committed accuracy on the test split [%]; None if not measured."""
     timetable: list[Sequence[Event]] = field(default_factory=list[Sequence[Event]])
     """Events of each host; known only at the end."""
     online_N: FloatArray | None = None
-    """Mean over the host epochs of the accuracy on the test split, with all seeds as they are [pp]; None if not measured."""
+    """Mean over the host epochs of the accuracy on the test split, with all seeds as they are [%]; None if not measured."""
 
     def add(self, info: Mapping[str, Any], reward_N: FloatArray) -> None:
         """Add one step. The return leaves out the shaping potential that a rollback deducts a second time."""

@@ -346,7 +346,7 @@ class GrowthEnv(Environment):
         return report, seen
 
     def _committed_accuracy(self) -> npt.NDArray[np.float32]:
-        """Return the validation accuracy of each host with its fossils only, as it is now `[N]` [pp]."""
+        """Return the validation accuracy of each host with its fossils only, as it is now `[N]` [%]."""
         self.pool.arrange(lifecycle.roles(self.state, self.slots))
         return self.pool.validate(self._committed_alpha()[None]).accuracy_VM[0]
 
@@ -384,7 +384,7 @@ class GrowthEnv(Environment):
         }
 
     def _test_accuracy(self, alpha_NS: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return the accuracy of each host with these alphas on the test split `[N]` [pp]."""
+        """Return the accuracy of each host with these alphas on the test split `[N]` [%]."""
         return self.pool.validate(alpha_NS[None], test=True).accuracy_VM[0]
 
 

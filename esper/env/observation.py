@@ -35,7 +35,7 @@ class HostView(Protocol):
     """Host epochs so far."""
     num_steps: int
     accuracy_NH: FloatArray
-    """Validation accuracy now and 1, 2, 3 epochs ago [pp]; NaN before it was measured."""
+    """Validation accuracy now and 1, 2, 3 epochs ago [%]; NaN before it was measured."""
     loss_N: FloatArray
     """Validation loss [nats; for numeric targets, the loss of targets standardised over training]."""
     chance_loss: float

@@ -22,11 +22,11 @@ class Progress:
         self._name, self._begun = "", time.monotonic()
 
     def begin(self, name: str) -> None:
-        """Receive the name of the controller that grows the hosts next."""
+        """Set the name of the controller that grows the hosts next."""
         self._name = name
 
     def expect(self, more: int) -> None:
-        """Receive that hosts will be grown so many times more than was known, or fewer if it is negative."""
+        """Add to the number of times that hosts will be grown; `more` may be negative."""
         self.total += more
 
     def step(self, t: int, steps: int) -> None:

@@ -373,7 +373,7 @@ def other_hosts(runs: Sequence[Run], baselines: Sequence[str], overrides: Sequen
 
 
 def _different_data(runs: Sequence[Run], alike: Collection[str]) -> list[str]:
-    """Return the ways in which the data of runs of one stratum differ, but for keys and groups that are set alike."""
+    """Return the ways in which the data of runs of one stratum differ, except in keys and groups that are set alike."""
     found: list[str] = []
     keys = dict.fromkeys(key for run in runs for key in run.config if _group(key) in DATA_KEYS and key not in LOSSES)
     for key in [*(key for key in keys if not {key, _group(key)} & {*alike}), EPISODES]:

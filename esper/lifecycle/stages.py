@@ -101,9 +101,9 @@ class SlotState:
     seed_age: IntArray
     """Age of the seed since germination [host epochs]."""
     accuracy: FloatArray
-    """Last validation accuracy of the host [pp], repeated for all of its slots."""
+    """Last validation accuracy of the host [%], repeated for all of its slots."""
     accuracy_start: FloatArray
-    """Validation accuracy when the stage was entered [pp]."""
+    """Validation accuracy when the stage was entered [%]."""
     contribution: FloatArray
     """Accuracy with the seed minus without it [pp]; 0 where not measured."""
     contribution_error: FloatArray

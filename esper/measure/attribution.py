@@ -111,7 +111,7 @@ def effects(
 
     Args:
         place: index of the setting of each coalition.
-        accuracy_V: measured accuracies [pp].
+        accuracy_V: measured accuracies [%].
         covariance_VV: their covariance [pp^2].
 
     Raises:
@@ -135,7 +135,7 @@ def sampled_shapley(
     Args:
         orders: from `draw_orders`, at least two pairs.
         place: index of the setting of each coalition; all prefixes of all orders are among them.
-        accuracy_V: measured accuracies [pp].
+        accuracy_V: measured accuracies [%].
         covariance_VV: their covariance [pp^2].
     """
     assert len(orders) >= 4

@@ -74,7 +74,7 @@ class Measurement:
     """The results of a validation, for each variant of the alphas."""
 
     accuracy_VM: npt.NDArray[np.float32]
-    """Accuracy, or R2 of numbers [pp]."""
+    """Accuracy, or R2 of numbers [%]."""
     loss_VM: npt.NDArray[np.float32]
     """Mean loss; see `growth.objective`."""
     error_VM: npt.NDArray[np.float32]
@@ -92,9 +92,9 @@ class SeedEffects:
     contribution_error_NS: FloatArray
     """Standard error of the contributions, from the validation samples [pp]."""
     all_off_accuracy_N: FloatArray
-    """Accuracy with all live seeds off; without an active live seed, the accuracy of the host as it is [pp]."""
+    """Accuracy with all live seeds off; without an active live seed, the accuracy of the host as it is [%]."""
     committed_accuracy_N: FloatArray
-    """The same, but NaN in steps without the plan `committed`; the last step always has it [pp]."""
+    """The same, but NaN in steps without the plan `committed`; the last step always has it [%]."""
     solo_NS: FloatArray
     """f(this live seed alone beside the fossils) - f(the fossils alone) [pp]."""
     solo_error_NS: FloatArray

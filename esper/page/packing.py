@@ -65,7 +65,7 @@ def embedded(traces: Sequence[Mapping[str, Any]]) -> str:
 
 
 def selection(updates: Sequence[int], most: int) -> list[int]:
-    """Return at most so many updates, the first, the last, and others at even distances between them."""
+    """Return at most `most` updates: the first, the last, and others at even distances between them."""
     if len(updates) <= most:
         return list(updates)
     return [updates[round(rank * (len(updates) - 1) / (most - 1))] for rank in range(most)]

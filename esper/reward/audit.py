@@ -74,7 +74,7 @@ class Auditor:
 
         Args:
             return_N: return of each host [pp].
-            outcome_N: committed accuracy [pp]; NaN where not measured.
+            outcome_N: committed accuracy [%]; NaN where not measured.
             groups: hosts by the mode that pays them, see `Reward.groups`.
         """
         measured, leans, ransom = self._counts.tolist()

@@ -23,9 +23,9 @@ class StepSignals:
     op_N: npt.NDArray[np.int64]
     """Operation carried out; WAIT where the action was refused."""
     accuracy_before_N: FloatArray
-    """Validation accuracy before the step [pp]."""
+    """Validation accuracy before the step [%]."""
     accuracy_N: FloatArray
-    """Validation accuracy after it [pp]; void where a host was rolled back."""
+    """Validation accuracy after it [%]; void where a host was rolled back."""
     loss_before_N: FloatArray
     """Validation loss before the step [nats]."""
     loss_N: FloatArray

@@ -37,7 +37,7 @@ class Term:
     needs: frozenset[Plan] = frozenset()
     """Counterfactuals to measure after every step."""
     potential: Callable[[FloatArray, SlotState], FloatArray] | None = None
-    """Part of the shaping potential, paid on entering a state and deducted on leaving it: a function from host accuracies [pp]
+    """Part of the shaping potential, paid on entering a state and deducted on leaving it: a function from host accuracies [%]
     and slot states to `[N]`."""
     reads: tuple[str, ...] = ()
     """Fields of its mode's config that the term reads, besides its weight."""

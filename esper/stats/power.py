@@ -90,7 +90,7 @@ class PlannedTest:
         return count
 
     def _of(self, count: int) -> "PlannedTest":
-        """Return this test with so many blocks at the last look."""
+        """Return this test with `count` blocks at the last look, and earlier looks in proportion."""
         return replace(self, looks=sorted({max(2, math.ceil(look * count / self.looks[-1])) for look in self.looks}))
 
 

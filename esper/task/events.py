@@ -187,7 +187,7 @@ class EventsConfig:
             )
 
     def check_steps(self, steps: int) -> None:
-        """Raise ValueError if events can start after the end of an episode of so many steps."""
+        """Raise ValueError if events can start after the end of an episode of `steps` steps."""
         if self.kinds and self.last >= steps:
             raise ValueError(
                 f"task.events.last={self.last} must be below steps={steps}, since no event can start after the end: lower it or "

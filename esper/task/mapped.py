@@ -14,7 +14,7 @@ def joined(parts: Iterable[npt.NDArray[Any]], *, mapped: bool) -> Tensor:
     """Return the parts, at least one, concatenated along their first axis.
 
     Args:
-        parts: arrays of one type and of equal shapes but for the first axis.
+        parts: arrays of one type, and of equal shapes except for the first axis.
         mapped: if true, they are written to a file without a name, in the folder that the variable TMPDIR names, as they come.
             The file vanishes with the tensor.
     """

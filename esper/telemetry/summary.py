@@ -23,7 +23,7 @@ class Line:
 
 
 def summary_lines(rows: Rows, history: History, score: str) -> list[Line]:
-    """Return the lines of the summary, each to be broken between words where the console is narrow, but for commands."""
+    """Return the lines of the summary. A narrow console breaks each between words, except commands."""
     trends = {in_terms_of(score, JUDGED[tag]): (found.word, found.text(unit_of(tag))) for tag, found in history.trends().items()}
     facts = {name: text for name, text in rows if not isinstance(text, Command)}
     width = INDENT + max(map(len, [*trends, *facts]), default=0) + 2

@@ -25,7 +25,7 @@ def short(value: float) -> str:
 
 
 def si(value: float, digits: int = 3, gap: str = "") -> str:
-    """Return a number with so many digits and the letter of its power of 1,000, as in 7.07k; a dash if it is not finite."""
+    """Return a number in `digits` digits with the letter of its power of 1,000, as in 7.07k; a dash if it is not finite."""
     if not math.isfinite(value):
         return "-"
     rounded = float(f"{value:.{digits}g}")

@@ -28,7 +28,7 @@ def trace_of_update(folder: Path, update: int) -> Path:
 
 
 def trace_of_evaluation(folder: Path, update: int, hosts: int, controller: str) -> Path:
-    """Return the file of the trace of a controller on so many held-out hosts, after an update of the policy."""
+    """Return the file of a controller's trace on `hosts` held-out hosts, after an update of the policy."""
     return folder / FOLDER / f"held_out_{update:06d}_{hosts}_hosts_{controller}.csv.gz"
 
 

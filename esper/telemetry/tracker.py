@@ -206,7 +206,7 @@ class Tracker(Writer):
         """Open the tracker's run.
 
         Args:
-            anew: if true, training goes on, and the run is no longer finished.
+            anew: if true, training continues, so the run is marked as running again.
 
         Raises:
             TrackerError: the tracker cannot be used.

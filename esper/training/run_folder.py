@@ -107,7 +107,7 @@ def writing_reports(folder: Path) -> Generator[None]:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return all files in a folder and in those within it; none if there is no folder."""
+    """Return all files in a folder and its subfolders; none if there is no folder."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 

@@ -21,7 +21,7 @@ LOOKBACK = 3
 POINTS = feature_scale("contribution")
 """Contribution that an observation encodes as 1 [pp]."""
 ACCURACY_POINTS = feature_scale("accuracy")
-"""Accuracy that an observation encodes as 1 [pp]."""
+"""Accuracy that an observation encodes as 1 [%]."""
 assert feature_scale(f"accuracy_{LOOKBACK}_ago") == ACCURACY_POINTS
 
 

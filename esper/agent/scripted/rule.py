@@ -50,7 +50,7 @@ def underway(observation: Observation, spec: EnvSpec) -> BoolArray:
 
 
 def accuracy(observation: Observation, spec: EnvSpec) -> FloatArray:
-    """Return the accuracy of each host `[N]` [pp]."""
+    """Return the accuracy of each host `[N]` [%]."""
     return ACCURACY_POINTS * features(observation, spec, "accuracy")
 
 
