@@ -187,6 +187,8 @@ BAD: list[tuple[str, str]] = [
     ("agent=event_oracle task=digits_drift env.timetable=true agent.delay=20", "agent.delay=20 is after the end of the episode"),
     ("agent=event_oracle env=sandbox", "agent=event_oracle must know the events"),
     ("agent=react_bandit agent.drop=0", "agent.drop must be"),
+    ("agent.imitation=0.5", "agent.imitation=0.5 has no effect without a teacher"),
+    ("agent.teacher=heuristic agent.imitation=0", "agent.imitation must be"),
     ("agent=bandit agent.exploration=2", "agent.exploration"),
     ("slots.learning_epochs=-1", "slots.learning_epochs"),
     ("agent=best_of_random agent.latest=-1", "agent.latest"),

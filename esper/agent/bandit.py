@@ -274,12 +274,12 @@ class Bandit(Learner):
         if memory.seen.shape[1:] != self._memory.seen.shape[1:] or learned != self.names:
             raise ValueError(
                 f"the {type(self).__name__} learned to choose among {', '.join(learned)}, but here the choices are "
-                f"{', '.join(self.names)}, or the features differ: evaluate it on hosts with the slots and blueprints of its run"
+                f"{', '.join(self.names)}, or the features differ: use it on hosts with the slots and blueprints of its run"
             )
         if (context := state.get("context", self._columns)) != self._columns:  # earlier versions do not name them
             strange = ", ".join(name for name in context if name not in self._columns) or "the features in another order"
             raise ValueError(
-                f"the {type(self).__name__} learned from {strange}, which is not observed here: evaluate it on its own task"
+                f"the {type(self).__name__} learned from {strange}, which is not observed here: use it on its own task"
             )
         self._memory = memory
         if len(memory.choice):

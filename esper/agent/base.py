@@ -52,6 +52,10 @@ class Learner(Controller, Protocol):
     Inherit from it to get defaults for everything but `learn` and the state.
     """
 
+    def follow(self, teacher: Controller) -> None:
+        """Imitate a teacher at first, the one of `AgentConfig.imitates`."""
+        raise TypeError(f"{type(self).__name__} imitates nobody")
+
     def begin(self, update: int) -> None:
         """Prepare for the episode from which update number `update` (from 0) learns."""
 
@@ -130,6 +134,11 @@ class AgentConfig:
     def num_twins(self) -> int:
         """Hosts that share instance, initial weights and data order; 1 for no twins."""
         return 1
+
+    @property
+    def imitates(self) -> str | None:
+        """Agent that needs no training, or folder of a run, whose controller a learner imitates at first; None for none."""
+        return None
 
     def network_size(self, slots: int, features: int, slot_features: int) -> tuple[int, int, Sequence[str]]:
         """Return the weights of the controller's network, its activations per decision, and the two keys that make it smaller.

@@ -186,7 +186,7 @@ class ScheduleBandit(Learner):
         if state["names"] != self.names:
             raise ValueError(
                 f"the {type(self).__name__} learned to choose among {', '.join(state['names'])}, but here the choices are "
-                f"{', '.join(self.names)}: evaluate it on hosts with the slots and blueprints of its run"
+                f"{', '.join(self.names)}: use it on hosts with the slots and blueprints of its run"
             )
         times = int(self.at_A.max()) + 1
         kept_n = state["at"] < times  # schedules that are too late here say nothing about the others

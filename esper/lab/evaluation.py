@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.agent.base import Controller, Learner
+from esper.agent.base import Controller
 from esper.agent.scripted.replay import Replay, Topology, topologies
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.checkpoint import load_run
@@ -38,6 +38,7 @@ from esper.training.environment import build_env
 from esper.training.estimate import check_memory
 from esper.training.play import play
 from esper.training.resume import find_checkpoint, warn_of_other_data
+from esper.training.trained_agent import trained_agent
 
 ORACLE = "oracle schedule by kind"
 """Name of the best schedule of one seed for each kind of host, chosen on other hosts."""
@@ -209,18 +210,7 @@ class Evaluation:
                 f"controllers=policy_greedy needs a policy that samples its actions, and agent={self.config.choice('agent')} "
                 "does not: leave it out"
             )
-        try:
-            built = agent.build(self.env.layout, seed=seed)
-            if isinstance(built, Learner):
-                built.load_state_dict(self.agent_state)
-        except ValueError as error:  # its message is always one sentence for the user
-            raise ConfigError(str(error)) from error
-        except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-            what = " ".join(str(error).split())[:200]
-            raise ConfigError(
-                f"the state of agent={self.config.choice('agent')} in the checkpoint is damaged ({what}): use another checkpoint"
-            ) from error
-        return built
+        return trained_agent(agent, self.agent_state, self.env.layout, seed=seed, option=self.config.choice("agent"))
 
     def names(self, controllers: Sequence[str] = ()) -> list[str]:
         """Return the controllers to evaluate: these, or by default all that fit except replay, and always `wait`."""

@@ -86,6 +86,7 @@ METRICS: tuple[Metric, ...] = (
         "nat",
         "KL divergence from `agent.reference`, over decisions not forced; only if that is not uniform.",
     ),
+    Metric("policy/imitation_loss", "nat", "Cross-entropy of the policy with its teacher; only in updates that imitate it."),
     Metric("policy/policy_loss", "1", "Clipped surrogate loss of the policy; its sign says little."),
     Metric("policy/kl", "nat", "Estimated divergence of the updated policy from the one that acted."),
     Metric("policy/clip_fraction", "fraction", "Decisions whose probability ratio left the clipping interval."),

@@ -37,6 +37,7 @@ from esper.training.provenance import FILE, Provenance, seconds_spent
 from esper.training.resume import check_data
 from esper.training.run_folder import only_writer
 from esper.training.trace import Trace
+from esper.training.trained_agent import find_teacher
 from esper.training.tune_shards import tuned
 
 
@@ -78,6 +79,8 @@ class Trainer:
         policy_seed = config.seed if config.policy_seed is None else config.policy_seed
         self.agent = config.agent.build(self.env.layout, seed=policy_seed, buffer=self.buffer)
         self.learner = self.agent if isinstance(self.agent, Learner) else None
+        if self.learner and (teacher := find_teacher(config, self.env.layout)):
+            self.learner.follow(teacher)
         self.drift = GradientDrift()
         self.watch, self.findings = config.telemetry.anomalies.build(config.hosts * config.steps), Findings()
         self.update = 0

@@ -167,6 +167,9 @@ def compute_losses(
         "value_loss": value_loss(outputs.value_B.view(shape), targets.value_TN[:, rows_M]),
         "entropy": masked_mean(outputs.distribution.entropy().view(shape), unforced_TM),
     }
+    if targets.teacher_TNH is not None:
+        taught_BH = targets.teacher_TNH[:, rows_M].flatten(0, 1)
+        terms["imitation_loss"] = -masked_mean(outputs.distribution.log_prob(taught_BH).view(shape), unforced_TM)
     if reference_O is not None:
         terms["divergence"] = masked_mean(outputs.distribution.divergence(reference_O).view(shape), unforced_TM)
     return log_ratio_TM, terms

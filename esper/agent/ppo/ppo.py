@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,10 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.agent.base import AgentConfig, Learner, check_twins
+from esper.agent.base import AgentConfig, Controller, Learner, check_twins
 from esper.agent.ppo.advantages import Baseline, Targets, apply_baseline, gae, returns_to_go, vtrace_advantages
 from esper.agent.ppo.diagnostics import diagnose, evaluate_rollout, gradient_norms, parts_of
 from esper.agent.ppo.distribution import free_parameters
+from esper.agent.ppo.imitation import MEASURES_OF_STEPS, SHARE, teacher_actions
 from esper.agent.ppo.losses import (
     RATIO_TOLERANCE,
     Reference,
@@ -116,6 +117,12 @@ class PPOConfig(AgentConfig):
     that small differences count as much as large ones."""
     wait_bias: float = 1.0
     """Initial bias of the logit of waiting. Higher: acts more rarely; against one other operation, 1 waits in 73 % of steps."""
+    teacher: str | None = None
+    """Controller that the policy imitates at first: an agent that needs no training, such as heuristic, or the folder of a run,
+    such as one of agent=react_bandit; null for none."""
+    imitation: float | None = None
+    """Share of the updates, at the start, in which the policy only imitates agent.teacher, in (0, 1]; null means 0.25. Higher:
+    closer to the teacher, less time to become better than it."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
@@ -128,6 +135,10 @@ class PPOConfig(AgentConfig):
             "[1, inf)": ["epochs", "minibatches", "hidden", "slot_width", "blueprint_width", "twins"],
         }
         check_ranges("agent", self, ranges)
+        if self.imitation is not None:
+            check_ranges("agent", self, {"(0, 1]": ["imitation"]})
+            if self.teacher is None:
+                raise ValueError(f"agent.imitation={self.imitation} has no effect without a teacher: set agent.teacher")
         if self.baseline is not Baseline.critic and self.twins < 2:
             got = f"agent.baseline={self.baseline} needs agent.twins of at least 2, got {self.twins}"
             raise ValueError(f"{got}: set agent.baseline=critic, or agent.twins=2")
@@ -148,6 +159,10 @@ class PPOConfig(AgentConfig):
     @property
     def num_twins(self) -> int:
         return self.twins
+
+    @property
+    def imitates(self) -> str | None:
+        return self.teacher
 
     def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
         if self.chunk and steps % self.chunk:
@@ -210,6 +225,8 @@ class PPO(Learner):
         """Parameters by part of the network, for gradient norms."""
         self.strikes = 0
         """Consecutive non-finite minibatches so far."""
+        self.teacher: Controller | None = None
+        """Controller to imitate at first; None while acting only, or if there is none."""
         self._reference_O: Tensor | None = None
         if config.reference is Reference.initial:
             self._reference_O = torch.zeros(len(Op))
@@ -250,6 +267,9 @@ class PPO(Learner):
         )
 
     # ---- learning
+
+    def follow(self, teacher: Controller) -> None:
+        self.teacher = teacher
 
     def begin(self, update: int) -> None:
         """Start a new rollout."""
@@ -299,6 +319,9 @@ class PPO(Learner):
         error = check_replay(rollout, torch.arange(rollout.num_hosts), before.joint_TN - rollout.log_prob_TN)
         targets = self._targets(rollout)
         data, data_targets = self._window([rollout, *earlier]) if earlier else (rollout, targets)
+        teacher = self.teacher if progress < (config.imitation or SHARE) else None
+        if teacher is not None:
+            data_targets = replace(data_targets, teacher_TNH=teacher_actions(teacher, data))
         steps, dropped, first_error = self._optimize(data, data_targets, entropy_coef, generator)
         after = evaluate_rollout(self.network, rollout)
         planned = config.epochs * config.minibatches * (1 + len(earlier))
@@ -308,6 +331,8 @@ class PPO(Learner):
         floor = config.advantage_floor**2
         clip = self._clip(1 + len(earlier))
         found = diagnose(before, after, rollout, mc_return_TN=targets.mc_return_TN, clip=clip, floor=floor)
+        if teacher is not None:
+            found |= dict.fromkeys((name for name in found if name.startswith(MEASURES_OF_STEPS)), math.nan)
         return found | {
             **{name: float(np.mean([step[name] for step in steps])) for name in (steps[0] if steps else ())},
             "kl_of_target": found["kl"] / config.target_kl,
@@ -400,7 +425,8 @@ class PPO(Learner):
                     first_error = check_replay(rows, rows_M, log_ratio_TM)
                 # Only actions of the policy before the update estimate how far it has moved.
                 counted_TM = ~rows.forced_TN[:, rows_M] & (rows_M < (row_targets.num_current or rows.num_hosts))
-                if float(kl_estimate(log_ratio_TM.detach(), counted_TM)) > config.target_kl:
+                far = float(kl_estimate(log_ratio_TM.detach(), counted_TM)) > config.target_kl
+                if far and row_targets.teacher_TNH is None:
                     return steps, dropped, first_error
                 metrics = self._step(terms, entropy_coef)
                 if metrics is None:
@@ -427,6 +453,8 @@ class PPO(Learner):
         # Up to a constant, entropy is minus the divergence from a uniform policy.
         drawn = -terms["divergence"] if "divergence" in terms else terms["entropy"]
         loss = terms["policy_loss"] + self.config.value_coef * terms["value_loss"] - entropy_coef * drawn
+        if "imitation_loss" in terms:
+            loss = terms["imitation_loss"] + self.config.value_coef * terms["value_loss"]
         for parameter in self.parameters:
             parameter.grad = None
         loss.backward()

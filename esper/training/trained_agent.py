@@ -1,0 +1,66 @@
+"""Builds trained controllers from what a run has saved: for evaluation, and as teachers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from esper.agent.base import AgentConfig, Controller, Learner
+from esper.checkpoint import load_run
+from esper.config import GROUPS, Config, ConfigError, standalone_agents
+from esper.env.actions import EnvSpec
+from esper.plugins import load_plugins
+from esper.training.config_io import from_plain
+from esper.training.resume import find_checkpoint
+
+
+def trained_agent(config: AgentConfig, state: Mapping[str, Any], spec: EnvSpec, *, seed: int, option: str) -> Controller:
+    """Return a controller in the state that training left it in.
+
+    Args:
+        state: state of the trained agent, empty for a controller that does not learn.
+        spec: sizes and names of observations and actions.
+        seed: root seed.
+        option: name of the agent, for messages.
+
+    Raises:
+        ConfigError: the agent does not fit these observations and actions, or its state is damaged.
+    """
+    try:
+        built = config.build(spec, seed=seed)
+        if isinstance(built, Learner):
+            built.load_state_dict(dict(state))
+    except ValueError as error:  # its message is always one sentence for the user
+        raise ConfigError(str(error)) from error
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise ConfigError(f"the state of agent={option} in the checkpoint is damaged ({what}): use another checkpoint") from error
+    return built
+
+
+def check_teacher(named: str | None) -> None:
+    """Raise ConfigError if there is neither an agent without training nor a run of this name."""
+    if named is not None and named not in standalone_agents():
+        find_checkpoint(named, "agent.teacher")
+
+
+def find_teacher(config: Config, spec: EnvSpec) -> Controller | None:
+    """Return the controller that the agent of a run imitates at first; None if there is none.
+
+    Raises:
+        ConfigError: there is no such controller, or it does not fit the run.
+    """
+    named = config.agent.imitates
+    if named is None:
+        return None
+    if named in standalone_agents():
+        option, agent, state = named, GROUPS["agent"][named](gamma=config.agent.gamma), {}
+    else:
+        saved = load_run(find_checkpoint(named, "agent.teacher"))
+        load_plugins(saved["config"]["values"].get("plugins", ()))
+        run = from_plain(saved["config"])
+        option, agent, state = run.choice("agent"), run.agent.acting(), saved["agent"]
+    if unseen := agent.unseen(config.env):
+        raise ConfigError(f"agent.teacher={named} reads {unseen}, and this run has none: choose another teacher")
+    try:
+        return trained_agent(agent, state, spec, seed=config.seed, option=option)
+    except ConfigError as error:
+        raise ConfigError(f"agent.teacher={named}: {error}") from error
