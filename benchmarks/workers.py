@@ -28,7 +28,7 @@ from esper.env.cluster import ClusterConfig, LocalConfig
 from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig, GrowthEnv
 from esper.env.host_pool import HostPool, PoolParts
-from esper.env.ray_cluster import RayClusterConfig, RayCrew
+from esper.env.ray_cluster import RayClusterConfig, RayWorkerGroup
 from esper.env.remote_pool import RemotePool
 from esper.env.shard_pool import limit_cores
 from esper.env.worker import Call, Message, Reply
@@ -45,7 +45,7 @@ EPOCHS_OF = (1.0, 10.0, 60.0)
 """Times of an epoch of all hosts of a GPU [s]."""
 
 
-class CountingCrew(RayCrew):
+class CountingGroup(RayWorkerGroup):
     """Counts bytes."""
 
     sent = received = 0
@@ -63,12 +63,12 @@ class CountingCrew(RayCrew):
 
 @dataclass(kw_only=True)
 class Counted(ClusterConfig):
-    """Workers of a crew."""
+    """Workers of a group."""
 
-    crew: CountingCrew
+    group: CountingGroup
 
     def build(self, parts: PoolParts, meter: Meter | None = None) -> HostPool:
-        return RemotePool(parts, meter, self.crew, key=self.crew.join(), replacements=0)
+        return RemotePool(parts, meter, self.group, key=self.group.join(), replacements=0)
 
 
 def make(num_hosts: int, epochs: int, cluster: ClusterConfig) -> GrowthEnv:
@@ -96,12 +96,12 @@ def make(num_hosts: int, epochs: int, cluster: ClusterConfig) -> GrowthEnv:
 def compare(num_hosts: int, epochs: int, workers: int) -> None:
     """Time an epoch in one process and in workers, with one core per worker, and print the bytes of a step."""
     limit_cores(workers)
-    crew = CountingCrew(RayClusterConfig(workers=workers))  # in the Ray that `main` started
-    envs = {"one process": make(num_hosts, epochs, LocalConfig()), "workers": make(num_hosts, epochs, Counted(crew=crew))}
-    crew.sent = crew.received = 0
+    group = CountingGroup(RayClusterConfig(workers=workers))  # in the Ray that `main` started
+    envs = {"one process": make(num_hosts, epochs, LocalConfig()), "workers": make(num_hosts, epochs, Counted(group=group))}
+    group.sent = group.received = 0
     timings = in_turn({name: partial(step, env) for name, env in envs.items()}, epochs)
     steps = epochs * workers
-    sent, received = crew.sent / steps, crew.received / steps
+    sent, received = group.sent / steps, group.received / steps
     apart = np.abs(envs["one process"].loss_N - envs["workers"].loss_N).max()
     for env in envs.values():
         env.close()
@@ -121,8 +121,8 @@ def round_trips(sizes: Sequence[int], repetitions: int) -> float:
     """Time empty messages to crews of these sizes, and return what a further worker costs [s]."""
     seconds = list[float]()
     for size in sizes:
-        crew = CountingCrew(RayClusterConfig(workers=size))
-        env = make(size, 1, Counted(crew=crew))
+        group = CountingGroup(RayClusterConfig(workers=size))
+        env = make(size, 1, Counted(group=group))
         taken = [timed(env.pool.machines).wall for _ in range(repetitions)]
         seconds.append(float(np.median(taken)))
         claim(f"message to {size} workers and back [ms]", [1e3 * one for one in taken])

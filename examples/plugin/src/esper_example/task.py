@@ -7,7 +7,7 @@ import torch
 
 from esper.ranges import check_ranges
 from esper.seeding import stream
-from esper.task.images import ImagesConfig, divide
+from esper.task.images import ImagesConfig, split_images
 
 SIDE = 8
 """Side of an image [pixels]."""
@@ -37,4 +37,4 @@ class GratingsConfig(ImagesConfig):
         way = np.multiply.outer(np.cos(angle), across) + np.multiply.outer(np.sin(angle), down)  # along the grating
         images = np.cos(way * 2 * np.pi / 4 + phase[:, None, None]) + self.noise * draw.standard_normal(way.shape)
         pixels, targets = torch.from_numpy(images).float().unsqueeze(1), torch.from_numpy(classes)
-        return divide(pixels, targets, sizes, stream(self.split_seed, "gratings_split"), num_classes=self.orientations)
+        return split_images(pixels, targets, sizes, stream(self.split_seed, "gratings_split"), num_classes=self.orientations)
