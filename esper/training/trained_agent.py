@@ -5,11 +5,11 @@ from typing import Any
 
 from esper.agent.base import AgentConfig, Controller, Learner
 from esper.checkpoint import load_run
-from esper.config import GROUPS, Config, ConfigError, standalone_agents
+from esper.config import GROUPS, Config, ConfigError, did_you_mean, standalone_agents
 from esper.env.actions import EnvSpec
 from esper.plugins import load_plugins
 from esper.training.config_io import from_plain
-from esper.training.resume import find_checkpoint
+from esper.training.resume import find_checkpoint, may_hold_checkpoint
 
 
 def trained_agent(config: AgentConfig, state: Mapping[str, Any], spec: EnvSpec, *, seed: int, option: str) -> Controller:
@@ -38,8 +38,12 @@ def trained_agent(config: AgentConfig, state: Mapping[str, Any], spec: EnvSpec, 
 
 def check_teacher(named: str | None) -> None:
     """Raise ConfigError if there is neither an agent without training nor a run of this name."""
-    if named is not None and named not in standalone_agents():
-        find_checkpoint(named, "agent.teacher")
+    if named is None or named in (agents := standalone_agents()):
+        return
+    if not may_hold_checkpoint(named):
+        known = f"the folder of a run nor an agent that needs no training ({', '.join(agents)})"
+        raise ConfigError(f"agent.teacher={named} is neither {known}{did_you_mean(named, list(agents))}")
+    find_checkpoint(named, "agent.teacher")
 
 
 def find_teacher(config: Config, spec: EnvSpec) -> Controller | None:
@@ -49,6 +53,7 @@ def find_teacher(config: Config, spec: EnvSpec) -> Controller | None:
         ConfigError: there is no such controller, or it does not fit the run.
     """
     named = config.agent.imitates
+    check_teacher(named)
     if named is None:
         return None
     if named in standalone_agents():

@@ -49,7 +49,8 @@ def test_a_rule_can_teach(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["agent.teacher=nowhere"], "agent.teacher=nowhere"),
+        (["agent.teacher=heuristc"], "agent.teacher=heuristc is neither the folder of a run nor an agent that needs no training"),
+        (["agent.teacher={bandit}/.hydra"], "agent.teacher={bandit}/.hydra"),
         (["agent.teacher={bandit}", "blueprint=[norm]"], "agent.teacher={bandit}: the ReactBandit learned to choose among"),
         (["agent.teacher=greedy_potential", "env.potential=false"], "agent.teacher=greedy_potential reads growth potential, and"),
     ],
@@ -60,6 +61,6 @@ def test_a_teacher_that_does_not_fit_is_refused(bandit: Path, tmp_path: Path, ov
         Trainer(asked, tmp_path)
 
 
-def test_a_missing_teacher_is_found_before_the_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^agent\.teacher=.*nowhere"):
-        ready(config(f"agent.teacher={tmp_path / 'nowhere'}"))
+def test_a_missing_teacher_is_found_before_the_run() -> None:
+    with pytest.raises(ConfigError, match=r"^agent\.teacher=heuristc is neither .*\); did you mean heuristic\?$"):
+        ready(config("agent.teacher=heuristc"))
