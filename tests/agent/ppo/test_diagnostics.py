@@ -37,6 +37,7 @@ from esper.agent.ppo.distribution import ActionDistribution
 from esper.agent.ppo.losses import Reference
 from esper.agent.ppo.network import Outputs
 from esper.agent.ppo.ppo import PPO, PPOConfig, PPOMLPConfig
+from esper.agent.scripted.base import Wait
 from esper.buffer.rollout import Rollout
 from esper.env.actions import Head
 from esper.telemetry.tags import METRICS, tags_of
@@ -324,14 +325,19 @@ def test_the_joint_numbers_agree_with_the_update() -> None:
     assert stats["ratio_max"] > 1.001
 
 
-@pytest.mark.parametrize("reference", Reference)
-def test_an_update_measures_every_policy_metric_of_the_table(reference: Reference) -> None:
+@pytest.mark.parametrize(
+    ("reference", "teaches"), [(Reference.uniform, False), (Reference.initial, False), (Reference.initial, True)]
+)
+def test_an_update_measures_every_policy_metric_of_the_table(reference: Reference, teaches: bool) -> None:
     agent, rng = make(reference=reference), np.random.default_rng(0)
+    if teaches:
+        agent.follow(Wait(SPEC))
     rollout = random_rollout(agent, rng, observe=lambda _: random_observation(SPEC, rng, free=True))
     found = agent.update(rollout, progress=0.0, generator=generator())
     tags = {tag for row in METRICS if row.tag.startswith("policy/") for tag in tags_of(row)}
     drift = {tag for tag in tags if "grad_drift" in tag}  # the trainer measures it over updates
     missing = {"policy/return", "policy/anomalies"} | drift | ({"policy/divergence"} if reference is Reference.uniform else set())
+    missing |= set() if teaches else {"policy/imitation_loss"}
     assert {f"policy/{name}" for name in found} == tags - missing
 
 
