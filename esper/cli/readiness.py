@@ -15,7 +15,7 @@ from esper.task.instances import Split
 from esper.task.loading import load_task
 from esper.training.estimate import check_memory
 from esper.training.resume import check_data, find_checkpoint, no_checkpoint
-from esper.training.trained_agent import check_teacher
+from esper.training.trained_agent import teacher_checkpoint
 
 PROBED = 3
 """Number of samples in the probe of hosts and seeds."""
@@ -30,7 +30,7 @@ def ready(config: Config) -> None:
     """
     if config.resume is not None and not any(Path(config.resume, CHECKPOINTS).glob("*.pt")):
         raise ConfigError(f"resume={no_checkpoint(config.resume)}")
-    check_teacher(config.agent.imitates)
+    teacher_checkpoint(config.agent.imitates)
     try:
         config.cluster.ready()
         if not config.cluster.is_remote:  # else the workers check theirs

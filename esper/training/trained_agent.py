@@ -1,6 +1,7 @@
 """Builds trained controllers from what a run has saved: for evaluation, and as teachers."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from esper.agent.base import AgentConfig, Controller, Learner
@@ -36,14 +37,18 @@ def trained_agent(config: AgentConfig, state: Mapping[str, Any], spec: EnvSpec, 
     return built
 
 
-def check_teacher(named: str | None) -> None:
-    """Raise ConfigError if there is neither an agent without training nor a run of this name."""
+def teacher_checkpoint(named: str | None) -> Path | None:
+    """Return the checkpoint of a teacher; None for no teacher, and for an agent that needs no training.
+
+    Raises:
+        ConfigError: there is neither such an agent nor a run of this name.
+    """
     if named is None or named in (agents := standalone_agents()):
-        return
+        return None
     if not may_hold_checkpoint(named):
         known = f"the folder of a run nor an agent that needs no training ({', '.join(agents)})"
         raise ConfigError(f"agent.teacher={named} is neither {known}{did_you_mean(named, list(agents))}")
-    find_checkpoint(named, "agent.teacher")
+    return find_checkpoint(named, "agent.teacher")
 
 
 def find_teacher(config: Config, spec: EnvSpec) -> Controller | None:
@@ -53,13 +58,12 @@ def find_teacher(config: Config, spec: EnvSpec) -> Controller | None:
         ConfigError: there is no such controller, or it does not fit the run.
     """
     named = config.agent.imitates
-    check_teacher(named)
     if named is None:
         return None
-    if named in standalone_agents():
+    if (checkpoint := teacher_checkpoint(named)) is None:
         option, agent, state = named, GROUPS["agent"][named](gamma=config.agent.gamma), {}
     else:
-        saved = load_run(find_checkpoint(named, "agent.teacher"))
+        saved = load_run(checkpoint)
         load_plugins(saved["config"]["values"].get("plugins", ()))
         run = from_plain(saved["config"])
         option, agent, state = run.choice("agent"), run.agent.acting(), saved["agent"]

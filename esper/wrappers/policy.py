@@ -22,6 +22,7 @@ from esper.task.instances import Split
 from esper.training.config_io import from_plain
 from esper.training.environment import build_env
 from esper.training.resume import find_checkpoint
+from esper.training.trained_agent import trained_agent
 from esper.wrappers.hosts import HostsEnv
 
 OBSERVED = tuple(entry.name for entry in fields(Observation))
@@ -70,13 +71,10 @@ class SavedPolicy:
             raise ConfigError(f"num_envs must be at least 1, got {num_envs}")
         config = transferred(self.config, list(overrides)) if overrides else self.config
         env = HostsEnv.of(partial(build_env, config, split=Split(split), hosts=num_envs), render_mode=render_mode)
-        try:
-            agent = config.agent.acting().build(env.population.layout, seed=config.seed)
-            if not isinstance(agent, Learner):
-                raise ConfigError(f"agent={config.choice('agent')} learns nothing, so there is no policy to load")
-            agent.load_state_dict(self._trained)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        layout, option = env.population.layout, config.choice("agent")
+        agent = trained_agent(config.agent.acting(), self._trained, layout, seed=config.seed, option=option)
+        if not isinstance(agent, Learner):
+            raise ConfigError(f"agent={option} learns nothing, so there is no policy to load")
         self._agent = agent
         self.start(num_envs)
         return env
