@@ -48,16 +48,23 @@ def refusal(command: str) -> str:
     return f"there is no command {command}: choose from {', '.join(COMMANDS)}{nearest}"
 
 
+def version_text() -> str | None:
+    """Return the name and the version of this package; None if it is not installed."""
+    try:
+        return f"esper {version('esper-growth')}"
+    except PackageNotFoundError:
+        return None
+
+
 def main() -> None:
     """Run the command that the first argument names, in this process."""
     first = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if first in ("-h", "--help"):
         print(help_text())
     elif first == "--version":
-        try:
-            print(f"esper {version('esper-growth')}")
-        except PackageNotFoundError:
+        if (text := version_text()) is None:
             sys.exit("esper: this copy is not installed and has no version: pip install -e . installs it")
+        print(text)
     elif first in COMMANDS:
         if not sys.flags.safe_path:
             sys.path[0] = str(Path.cwd())  # as python -m does; the script of a package puts its own folder there

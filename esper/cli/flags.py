@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import hydra
 from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses, so that both agree
 
+from esper.__main__ import version_text
 from esper.config import ConfigError
 
 
@@ -22,6 +24,9 @@ def parse(arguments: Sequence[str]) -> Namespace:
     Raises:
         ConfigError: Hydra does not know a flag, or flags do not fit together.
     """
+    if "--version" in arguments:  # Hydra would name its own alone
+        print(f"{version_text() or 'esper, not installed'} (Hydra {hydra.__version__})")
+        raise SystemExit(0)
     parser = get_args_parser()
     parser.error = _refuse
     args = parser.parse_args(list(arguments))

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import hydra
 import pytest
 
 from esper import __main__ as esper_main
@@ -45,6 +46,9 @@ def test_help_fits_one_screen_and_names_every_command(say) -> None:
 def test_version_is_that_of_the_project(say) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert say("--version") == (0, f"esper {version}\n", "")
+    train = [sys.executable, "-m", "esper.train", "--version"]
+    text = subprocess.run(train, capture_output=True, text=True, check=True).stdout
+    assert text == f"esper {version} (Hydra {hydra.__version__})\n"
 
 
 @pytest.mark.parametrize(
