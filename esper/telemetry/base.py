@@ -62,6 +62,10 @@ class Writer:
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         """Receive the title of the run, one line, and the hyperparameters by which runs are compared."""
 
+    def expect(self, tags: Sequence[str]) -> None:
+        """Receive the tags of the first recorded update, once, before its metrics: also of those that were not measured yet, or
+        are written less often."""
+
     def costs(self, table: Mapping[str, Any]) -> None:
         """Receive the costs of hosts and seeds in this run, once."""
 

@@ -103,6 +103,7 @@ class Telemetry:
         self._profile = UpdateProfile(run.folder / "profile") if config.profile else None
         self._profiled = min(self._update + 2, self._total)
         self._latest: dict[str, float] = {}
+        self._expected = False
         self._writers: list[Writer] = []
         with ExitStack() as closing:  # closes the open writers if opening the next one fails
             for one in check_writers(config.writers).values():
@@ -181,6 +182,10 @@ class Telemetry:
         detailed = findings.detailed or regular
         selected = detailed or update % self._every == 0
         written = {tag: value for tag, value in values.items() if detailed or not metric(tag).detail}
+        if not self._expected:
+            self._expected = True
+            for writer in self._writers:
+                writer.expect(list(metrics))
         table = trace() if trace and self._trace and (regular or update == 1) else None
         for writer in self._writers:
             if selected:

@@ -1,7 +1,7 @@
 """Writer of TensorBoard events."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -118,10 +118,12 @@ class TensorBoardWriter(Writer):
         with disk(f"write TensorBoard events to {self.folder}"):
             self._writer.add_text("run", f"**{title}**\n\n| key | value |\n|---|---|\n{rows}")
 
+    def expect(self, tags: Sequence[str]) -> None:
+        with disk(f"write TensorBoard events to {self.folder}"):
+            self._writer.add_custom_scalars(dashboards(tags))  # TensorBoard takes the first layout alone
+
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
         with disk(f"write TensorBoard events to {self.folder}"):
-            if not self._described:  # TensorBoard takes the first layout, so it waits for the metrics that there are
-                self._writer.add_custom_scalars(dashboards(metrics))
             self.folder.stat()  # an open file takes events even after its folder was removed
             for tag, value in metrics.items():
                 if tag in self._described:

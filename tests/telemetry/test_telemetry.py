@@ -3,7 +3,7 @@
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -237,6 +237,9 @@ class Notes(Writer):
     def __init__(self, kept: list[str]) -> None:
         self.kept = kept
 
+    def expect(self, tags: Sequence[str]) -> None:
+        self.kept.append(f"expect {', '.join(tags)}")
+
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
         self.kept.append(f"write {update}")
 
@@ -248,5 +251,6 @@ def test_a_registered_writer_takes_settings(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(WRITERS, "notes", NotesConfig)
     kept: list[str] = []
     run(TelemetryConfig(writers=["jsonl", {"notes": {"kept": kept}}], every=2, decisions=False), tmp_path, total=3)
-    assert kept == ["show 1", "write 2", "show 2", "write 3", "show 3"]
+    assert kept[0] == f"expect {ACCURACY}, policy/kl, host/loss", "once, with those that were not measured"
+    assert kept[1:] == ["show 1", "write 2", "show 2", "write 3", "show 3"]
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "times.jsonl"}

@@ -165,10 +165,13 @@ def test_results_of_a_run_are_metrics_of_its_hyperparameters(tmp_path: Path) -> 
 
 
 def test_every_chart_of_the_dashboards_finds_a_metric(tmp_path: Path) -> None:
-    write(TensorBoardWriter(tmp_path), (1, {ACCURACY: 1.0}), (2, {"host/parameters_grown": 3.0}))
+    writer = TensorBoardWriter(tmp_path)
+    writer.expect([ACCURACY, "policy/kl"])
+    write(writer, (1, {ACCURACY: 1.0}), (2, {"host/parameters_grown": 3.0}))
     layout = events(tmp_path).Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
     assert b"parameters in seeds" not in layout, "a chart without metrics would stay empty"
     assert b"accuracy with all seeds" in layout
+    assert b"step of the update" in layout, "it was not measured in the first update"
     tags = [tag for row in METRICS for tag in tags_of(row)]
     patterns = [pattern for charts in DASHBOARDS.values() for _, chart in charts.values() for pattern in chart]
     assert len(DASHBOARDS) == 5
