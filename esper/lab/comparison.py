@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from esper.lab.evaluation import ONLINE, POLICIES
 from esper.lab.integrity import check_runs, mixed
 from esper.lab.plan import deviations, listed_runs, lost_looks, planned, scored_with
 from esper.lab.power import advice, spread_of
+from esper.lab.roots import fresh_root, repeated
 from esper.lab.runs import (
     OUTCOMES,
     REWARD_KEYS,
@@ -69,6 +70,8 @@ class Comparison:
     """Evaluation overrides, planned or not."""
     score: str = "accuracy"
     """Name of the hosts' score."""
+    new_root: int = field(default_factory=fresh_root)
+    """Root of the experiment that the comparison proposes next."""
 
     @property
     def arms(self) -> list[str]:
@@ -148,7 +151,7 @@ class Comparison:
         test = PlannedTest(margin=results[0].margin, looks=looks, alpha=self.config.alpha, pairs=len(pairs))
         lines += advice(spread, test) if spread and not self._alike else []
         if self.folders and not self.deviations:
-            lines += next_experiment(results, self.design, self.folders[0], self._longer)
+            lines += next_experiment(results, self.design, self.folders[0], self._longer, self.new_root)
         return lines
 
     @property
@@ -242,6 +245,7 @@ def compare(
     finished = [run for run in runs if run.finished]
     _refuse_unlike(finished, config.strata, planned=any((folder / FILE).exists() for folder in folders), overrides=overrides)
     warnings = [*check_runs(runs, folders), *lost_looks(folders), *anomalies(finished, alike_by_plan)]
+    warnings += repeated(design, folders[0]) if design and folders else []
     warnings += other_hosts(finished, config.baselines, [*overrides, *alike_by_plan])
     if len(finished) < len(runs) and not config.final:
         log(unfinished(runs, design, folders))

@@ -292,9 +292,9 @@ def design(
     return Design(arms=table, blocks=blocks, root=root, common=list(common), vary_split=vary_split, plan=plan)
 
 
-def draw_seeds(root: int, count: int) -> list[int]:
-    """Return seeds for the blocks of an experiment; more blocks do not change those of the first."""
-    return [_draw(root, "block", block) for block in range(count)]
+def draw_seeds(root: int, count: int, purpose: str = "block") -> list[int]:
+    """Return seeds for the blocks of an experiment, or of another purpose; more blocks do not change those of the first."""
+    return [_draw(root, purpose, block) for block in range(count)]
 
 
 def _draw(root: int, purpose: str, block: int) -> int:

@@ -19,6 +19,7 @@ from esper.cli.transfer import fitted
 from esper.config import GROUPS, Config, ConfigError, did_you_mean, root_key
 from esper.lab.arms import split_overrides
 from esper.lab.design import AA_CONTROL, FILE, AnalysisPlan, Design, command_of, design, typed_overrides
+from esper.lab.roots import check_pilot, repeated
 from esper.lab.runs import OUTCOMES, TRAINING, CompareConfig, Run, defines_return
 from esper.stats.paired import MIN_BLOCKS
 from esper.sweeps import BlocksConfig
@@ -69,6 +70,8 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
         plan=plan,
     )
     _check(found, asked.looks)
+    if not (folder / FILE).exists():  # an experiment that has begun is resumed as it is
+        check_pilot(found)
     return found
 
 
@@ -193,7 +196,7 @@ def announce(found: Design, folder: Path) -> list[str]:
         lines.append(f"blocks={found.blocks} is too few for a verdict, which takes {plan.looks[0]}; to get one, run: {more}")
     if found.blocks > plan.looks[-1]:
         lines.append(f"blocks from {plan.looks[-1]} on are beyond the last planned look: they enter no verdict")
-    return lines
+    return lines + [f"warning: {line}" for line in repeated(found, folder)]
 
 
 def as_planned(plan: AnalysisPlan) -> CompareConfig:

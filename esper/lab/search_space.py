@@ -27,7 +27,7 @@ class SearchSpace:
     params: "dict[str, BaseDistribution]"
     """Distribution of each tuned key."""
     seeds: list[int]
-    """Seed of each block."""
+    """Seed of each block, never that of a block of an experiment (but for chance), so that an experiment tests on new seeds."""
     common: list[str]
     """Overrides of all runs."""
 
@@ -74,7 +74,7 @@ def search_space(config: TuneConfig, overrides: Sequence[str]) -> SearchSpace:
     return SearchSpace(
         config=config,
         params={override.get_key_element(): distribution(override) for override in swept},
-        seeds=draw_seeds(config.root, config.blocks),
+        seeds=draw_seeds(config.root, config.blocks, "tuning_block"),
         common=[str(override.input_line) for override in parsed if not override.is_sweep_override()],
     )
 

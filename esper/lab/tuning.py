@@ -10,7 +10,7 @@ exactly.
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ import numpy as np
 
 from esper.checkpoint import write_whole
 from esper.config import ConfigError
-from esper.lab.design import Cell, fingerprint
+from esper.lab.design import Cell, draw_seeds, fingerprint
 from esper.lab.evaluation import ONLINE
 from esper.lab.integrity import check_values
+from esper.lab.roots import fresh_root
 from esper.lab.runs import OUTCOMES, defines_return, find_runs, unknown_outcome
 from esper.lab.scoring import score
 from esper.lab.search_space import BASELINE, SearchSpace
@@ -95,6 +96,8 @@ class Tuning:
             trials = [Trial(**trial) for trial in state.pop("trials")]
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{path} is damaged, or was edited: remove it, and repeat the command that made it") from error
+        if state.get("seeds") == (earlier := draw_seeds(self.space.config.root, self.space.config.blocks)):
+            self.space = replace(self.space, seeds=earlier)  # a tuning of an earlier version keeps its blocks
         if changed := [name for name, value in self._identity().items() if value != state.get(name)]:
             raise ConfigError(
                 f"{self.folder} holds a tuning that differs in {changed[0]}: repeat its command, or choose another "
@@ -189,7 +192,7 @@ class Tuning:
         claims = [
             f"{key}={getattr(asked, key)}" for key in ("outcome", "score_hosts") if getattr(asked, key) != getattr(usual, key)
         ]
-        arguments = ["-m", "sweep=ab", arms, "blocks=12", f"root={self.space.config.root + 1}", *claims, *common]
+        arguments = ["-m", "sweep=ab", arms, "blocks=12", f"root={fresh_root()}", *claims, *common]
         return [
             *lines,
             f"the best of {len(ran)} trials is biased upwards; test it on new seeds: "

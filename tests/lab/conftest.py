@@ -26,7 +26,7 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two arms and an A/A control in two blocks; one run is missing."""
-    folder = tmp_path_factory.mktemp("experiment")
+    folder = tmp_path_factory.mktemp("experiment") / "own"
     plan = AnalysisPlan(score_hosts=2, question="Which <reward>?\n")
     planned = design("reward: shaped,sparse", blocks=2, root=1, common=TINY, plan=plan)
     planned.save(folder)

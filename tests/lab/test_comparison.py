@@ -241,7 +241,8 @@ def test_arms_that_act_alike_are_told_to_train_longer(monkeypatch: pytest.Monkey
         monkeypatch.setattr(J, "score", lambda run, *_, scores=scores, **__: scores[run.arm, run.block])
         monkeypatch.setattr(S, "spread_of", lambda *_: Spread(value=3.0))
         monkeypatch.setattr(S, "advice", lambda *_: ["2x blocks raise the power"])
-        lines = S.compare([Path("here")], CompareConfig()).sentences()
+        compared_here = S.compare([Path("here")], CompareConfig())
+        lines = compared_here.sentences()
         assert ("2x blocks raise the power" in lines) != warned
         told = [line for line in lines if "the arms act alike" in line]
         assert len(told) == warned
@@ -250,6 +251,7 @@ def test_arms_that_act_alike_are_told_to_train_longer(monkeypatch: pytest.Monkey
         assert ("updates=50" in command) == warned
         assert lines[0].endswith("have not learned to differ yet") == warned
         assert ("pilot=here" in command) != warned
+        assert f" root={compared_here.new_root}" in command, "the same in every output"
 
 
 def test_arms_without_the_outcome_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

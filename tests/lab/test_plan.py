@@ -140,27 +140,29 @@ def test_returns_are_compared_where_all_arms_have_one_reward() -> None:
 
 
 def test_looks_stay_when_blocks_are_added(tmp_path: Path) -> None:
-    planned("arms=reward: shaped,sparse", "blocks=12", folder=tmp_path).save(tmp_path)
-    more = planned("arms=reward: shaped,sparse", "blocks=24", folder=tmp_path)
-    more.save(tmp_path)
+    folder = tmp_path / "own"  # since tests have folders beside each other
+    planned("arms=reward: shaped,sparse", "blocks=12", folder=folder).save(folder)
+    more = planned("arms=reward: shaped,sparse", "blocks=24", folder=folder)
+    more.save(folder)
     assert more.plan.looks == [12]
-    assert announce(more, tmp_path)[1] == "blocks from 12 on are beyond the last planned look: they enter no verdict"
+    assert announce(more, folder)[1] == "blocks from 12 on are beyond the last planned look: they enter no verdict"
 
 
 def test_few_blocks_can_be_extended_to_a_look(tmp_path: Path) -> None:
-    first = planned("arms=reward: shaped,sparse", "blocks=3", folder=tmp_path)
-    first.save(tmp_path)
-    assert announce(first, tmp_path)[1] == (
+    folder = tmp_path / "own"  # since tests have folders beside each other
+    first = planned("arms=reward: shaped,sparse", "blocks=3", folder=folder)
+    first.save(folder)
+    assert announce(first, folder)[1] == (
         "blocks=3 is too few for a verdict, which takes 10; to get one, run: python -m esper.train -m sweep=ab "
-        f"arms='reward: shaped,sparse' blocks=10 root=0 hydra.sweep.dir={tmp_path}"
+        f"arms='reward: shaped,sparse' blocks=10 root=0 hydra.sweep.dir={folder}"
     )
-    more = planned("arms=reward: shaped,sparse", "blocks=10", folder=tmp_path)
-    more.save(tmp_path)
+    more = planned("arms=reward: shaped,sparse", "blocks=10", folder=folder)
+    more.save(folder)
     assert (more.plan.looks, more.digest) == ([10], first.digest)
-    (line,) = announce(more, tmp_path)
+    (line,) = announce(more, folder)
     assert line.endswith("verdict at 10 blocks")
     earlier = replace(first, plan=replace(first.plan, looks=[3]))
-    assert "no verdict at any number of blocks" in announce(earlier, tmp_path)[0]
+    assert "no verdict at any number of blocks" in announce(earlier, folder)[0]
 
 
 @pytest.mark.parametrize(
@@ -270,3 +272,13 @@ def test_overrides_are_compared_with_configs_by_value(override: str, key: str, v
     assert name == key
     assert _equal(value, asked)
     assert not _equal("something else", asked)
+
+
+def test_a_pilot_is_checked_when_an_experiment_begins(tmp_path: Path) -> None:
+    asked = ["arms=reward: shaped,sparse", f"pilot={tmp_path / 'pilot'}"]
+    planned(asked[0]).save(tmp_path / "pilot")
+    with pytest.raises(ConfigError, match="has root=0, too"):
+        planned(*asked, folder=tmp_path / "new")
+    begun = planned(*asked, "root=1", folder=tmp_path / "new")
+    replace(begun, root=0).save(tmp_path / "begun")
+    assert planned(*asked, folder=tmp_path / "begun").root == 0, "an experiment that has begun is resumed"

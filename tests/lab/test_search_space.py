@@ -6,6 +6,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from esper.cli.command import spelled_out
 from esper.cli.overrides import check_sweep
 from esper.config import ConfigError
+from esper.lab.design import draw_seeds
 from esper.lab.search_space import BASELINE, search_space
 from esper.sweeps import TuneConfig
 
@@ -35,6 +36,7 @@ def test_every_arm_runs_on_every_seed() -> None:
     assert [(cell.arm, cell.block) for cell in cells] == [(BASELINE, 0), ("trial-000", 0), (BASELINE, 1), ("trial-000", 1)]
     assert cells[3].overrides == ("hosts=4", "agent.hidden=32", f"seed={space.seeds[1]}")
     assert not {*search_space(TuneConfig(root=1), [HIDDEN]).seeds} & {*space.seeds}
+    assert not {*draw_seeds(0, 100)} & {*space.seeds}, "an experiment of the same root tests on new seeds"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from esper.cli import command as cli
 from esper.cli.command import spelled_out
 from esper.cli.overrides import check_sweep
 from esper.config import ConfigError
-from esper.lab.design import fingerprint
+from esper.lab.design import draw_seeds, fingerprint
 from esper.lab.search_space import BASELINE, search_space
 from esper.lab.tuning import FILE, Tuning
 from esper.sweeps import TuneConfig
@@ -96,7 +96,8 @@ def test_incompatible_values_are_not_run(tmp_path: Path) -> None:
     assert not [line for line in made.table() if "trial-000" in line]
 
 
-def test_the_command_that_confirms_the_best_composes(tmp_path: Path) -> None:
+def test_the_command_that_confirms_the_best_composes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.randbits", lambda _: 4711)
     made = run(tuning(tmp_path, "sweep=tune", "task.instances=healthy", trials=12))
     command = shlex.split(made.table()[-1].partition("python -m ")[2])
     assert command[:2] == ["esper.train", "-m"]
@@ -106,7 +107,7 @@ def test_the_command_that_confirms_the_best_composes(tmp_path: Path) -> None:
     assert tuned.agent.learning_rate == best.values["agent.learning_rate"]  # pyright: ignore[reportAttributeAccessIssue]
     assert plain.agent == again.agent != tuned.agent
     assert {job.task.instances for job in (plain, tuned, again)} == {plain.task.instances}
-    assert made.space.seeds[0] != plain.seed
+    assert plain.seed == draw_seeds(4711, 1)[0]
     assert " outcome=accuracy score_hosts=4 " in made.table()[-1], "as in the tuning"
     usual = run(tuning(tmp_path / "usual", "task.instances=healthy", trials=12, outcome="validation", score_hosts=96))
     assert not {"outcome", "score_hosts"} & {word.partition("=")[0] for word in shlex.split(usual.table()[-1])}
@@ -122,6 +123,13 @@ def test_a_folder_holds_one_tuning(tmp_path: Path) -> None:
         (tmp_path / FILE).write_text(content)
         with pytest.raises(ConfigError, match="is damaged, or was edited: remove it"):
             tuning(tmp_path)
+
+
+def test_a_tuning_of_an_earlier_version_keeps_its_blocks(tmp_path: Path) -> None:
+    state = run(tuning(tmp_path))._identity()  # pyright: ignore[reportPrivateUsage]
+    state |= {"trials": [], "seeds": draw_seeds(0, 2)}
+    (tmp_path / FILE).write_text(json.dumps(state | {"sha256": fingerprint(state)}))
+    assert tuning(tmp_path).space.seeds == draw_seeds(0, 2)
 
 
 def test_outcomes_that_cannot_be_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
