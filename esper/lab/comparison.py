@@ -10,6 +10,7 @@ import pandas as pd
 
 from esper.config import ConfigError, root_key
 from esper.lab.advise import LEAST, LONGER, acting_alike, continuing, measured_spread, next_experiment, states, unfinished
+from esper.lab.cautions import anomalies, other_hosts
 from esper.lab.costs import cost_table
 from esper.lab.design import AA_CONTROL, FILE, Design, command_of
 from esper.lab.evaluation import ONLINE, POLICIES
@@ -24,11 +25,9 @@ from esper.lab.runs import (
     CompareConfig,
     OutcomeSpec,
     Run,
-    anomalies,
     defines_return,
     find_runs,
     measures_hosts,
-    other_hosts,
 )
 from esper.lab.scoring import Scoring, objective_of, read_scores, score_all, scored_config, scored_file, unseen_kinds
 from esper.lab.tables import host_table, seed_table

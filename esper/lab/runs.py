@@ -1,11 +1,9 @@
 """Runs of an experiment: arm and block of each, outcomes for the comparison, and warnings about arms."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from esper.checkpoint import Checkpoints, digest_of, load_run, update_of
 from esper.config import CHECKPOINTS, FORMER, GROUPS, ConfigError, did_you_mean, standalone_agents, unknown_controller
@@ -79,7 +77,7 @@ FIGURES = ("png", "pdf", "svg")
 
 def defines_return(key: str) -> bool:
     """Return whether a key of the config affects the definition of the return."""
-    return key in REWARD_KEYS or _group(key) in REWARD_KEYS
+    return key in REWARD_KEYS or group_of(key) in REWARD_KEYS
 
 
 @dataclass(kw_only=True, slots=True)
@@ -269,21 +267,22 @@ def _setting(config: Mapping[str, Any], strata: Sequence[str]) -> str:
 def _name_arms(runs: Sequence[Run], strata: Sequence[str]) -> None:
     """Name the arms of runs without a design by the values in which they differ, or else by their folder."""
     aside = (*UNSHARED, *strata)
-    keys = dict.fromkeys(key for run in runs for key in run.config if key not in aside and _group(key) not in aside)
+    keys = dict.fromkeys(key for run in runs for key in run.config if key not in aside and group_of(key) not in aside)
     differ = [key for key in keys if len({str(run.config.get(key)) for run in runs}) > 1]
     # Different options of a group have different keys: name the option, and a key only if it differs within an option.
-    chosen = [key for key in differ if "." not in key or _group(key) not in differ or _differs_in_choice(runs, key)]
+    chosen = [key for key in differ if "." not in key or group_of(key) not in differ or _differs_in_choice(runs, key)]
     for run in runs:
         parts = [str(run.config[key]) if key.isalpha() else f"{key}={run.config[key]}" for key in chosen if key in run.config]
         run.arm = ",".join(parts) or run.arm
 
 
-def _group(key: str) -> str:
+def group_of(key: str) -> str:
+    """Return the group of a dotted key."""
     return key.split(".")[0]
 
 
 def _differs_in_choice(runs: Sequence[Run], key: str) -> bool:
-    values = {(str(run.config.get(_group(key))), str(run.config.get(key))) for run in runs}
+    values = {(str(run.config.get(group_of(key))), str(run.config.get(key))) for run in runs}
     return len(values) > len({choice for choice, _ in values})
 
 
@@ -310,79 +309,3 @@ def records_of(run: Run) -> list[dict[str, float]]:
             "remove the run and train it again"
         )
     return [{tag: value for tag, value in record.items() if tag != CHECK} for record in records.values()]
-
-
-# ---- what a reader should know about arms
-
-MIN_ENTROPY = 0.01
-"""Share of the maximal entropy of the operation below which a policy no longer explores."""
-MAX_BLUEPRINT_SHARE = 0.99
-"""Share of germinations of one blueprint above which a policy has collapsed onto it."""
-DATA_KEYS = ("task", "steps")
-"""Keys that determine, with hosts times updates, how much data an arm sees."""
-LOSSES = ("task.objective", "task.delta")
-"""Keys of these that change only what hosts minimise."""
-BY_BLOCK = "task.split_seed"
-"""Key of these that may differ between blocks (vary_split)."""
-EPISODES = "hosts times updates"
-HOST_KEYS = ("host", "slots", "gates", "optimiser", "blueprint", "governor")
-"""Groups that determine, with the data, what a host is and how it may grow."""
-
-
-def anomalies(runs: Sequence[Run], overrides: Sequence[str] = ()) -> list[str]:
-    """Return warnings on arms whose runs differ in their data, or whose policies no longer explore; both may be intended.
-
-    Args:
-        overrides: evaluation overrides; what they set is the same for all arms.
-    """
-    alike = {override.partition("=")[0] for override in overrides}
-    found: list[str] = []
-    for stratum in dict.fromkeys(run.stratum for run in runs):
-        found += _different_data([run for run in runs if run.stratum == stratum], alike)
-    for arm in dict.fromkeys(run.arm for run in runs):
-        last = [records[-1] for run in runs if run.arm == arm and (records := records_of(run))]
-        entropy = [record["policy/entropy_share_op"] for record in last if "policy/entropy_share_op" in record]
-        share = [record["policy/top_blueprint_share"] for record in last if "policy/top_blueprint_share" in record]
-        if entropy and np.nanmedian(entropy) < MIN_ENTROPY:
-            found.append(
-                f"{arm} has stopped exploring: entropy of operations is {100 * np.nanmedian(entropy):.1f} % of the maximum"
-            )
-        if share and np.nanmedian(share) > MAX_BLUEPRINT_SHARE:
-            found.append(f"{arm} has collapsed onto one blueprint: {100 * np.nanmedian(share):.0f} % of its germinations")
-    return found
-
-
-def other_hosts(runs: Sequence[Run], baselines: Sequence[str], overrides: Sequence[str] = ()) -> list[str]:
-    """Return a warning for each arm whose hosts are not those of the first arm, which the baselines grow.
-
-    Args:
-        overrides: evaluation overrides; what they set is the same for all arms.
-    """
-    alike = {override.partition("=")[0] for override in overrides}
-    found: list[str] = []
-    for arm in dict.fromkeys(run.arm for run in runs) if baselines else ():
-        pairs = [(one, run) for one in runs if one.arm == runs[0].arm for run in runs if (run.arm, run.block) == (arm, one.block)]
-        keys = dict.fromkeys(key for pair in pairs for run in pair for key in run.config if _group(key) in HOST_KEYS)
-        keys = [key for key in keys if not {key, _group(key)} & alike]
-        if differ := [key for key in keys if any(str(one.config.get(key)) != str(run.config.get(key)) for one, run in pairs)]:
-            found.append(
-                f"the baselines grow the hosts of {runs[0].arm}, and those of {arm} have another {differ[0]}: compare {arm} with "
-                "baselines in an experiment of its own"
-            )
-    return found
-
-
-def _different_data(runs: Sequence[Run], alike: Collection[str]) -> list[str]:
-    """Return the ways in which the data of runs of one stratum differ, except in keys and groups that are set alike."""
-    found: list[str] = []
-    keys = dict.fromkeys(key for run in runs for key in run.config if _group(key) in DATA_KEYS and key not in LOSSES)
-    for key in [*(key for key in keys if not {key, _group(key)} & {*alike}), EPISODES]:
-        values = [
-            (run.arm, str(run.config.get("hosts", 0) * run.updates if key == EPISODES else run.config.get(key))) for run in runs
-        ]
-        settings = {(run.block if key == BY_BLOCK else 0, value) for run, (_, value) in zip(runs, values, strict=True)}
-        if len(settings) > len({block for block, _ in settings}):
-            arms = dict.fromkeys(arm for arm, _ in values)
-            shown = ", ".join(f"{arm} {' and '.join(sorted({value for own, value in values if own == arm}))}" for arm in arms)
-            found.append(f"runs see different data: {key} is {shown}; if this is a separate setting, add it to strata")
-    return found

@@ -1,6 +1,5 @@
-"""Arms and blocks of runs, and warnings about arms."""
+"""Arms and blocks of runs."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from esper.config import ConfigError
 from esper.lab import runs as R
 from esper.lab.design import design
-from esper.lab.runs import Run, anomalies, find_runs, other_hosts
+from esper.lab.runs import Run, find_runs
 
 
 @pytest.fixture
@@ -91,46 +90,6 @@ def test_several_experiments_are_paired_by_seed(on_disk: Any, tmp_path: Path) ->
     assert cells(both) == {(run.arm, seed) for run in both for seed in planned["d"].seeds}
     pooled = find_runs([tmp_path / "d", tmp_path / "f"])
     assert cells(pooled) == {(arm, seed) for arm in ("shaped", "sparse") for seed in planned["d"].seeds + planned["f"].seeds}
-
-
-def test_different_data_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.lab.runs.records_of", lambda _: [{}])
-
-    def run(arm: str, hosts: int, updates: int, block: int = 0, task: str = "digits") -> Run:
-        return Run(arm=arm, block=block, folder=Path(), updates=updates, stratum=task, config={"hosts": hosts, "task": task})
-
-    assert anomalies([run("a", 32, 10), run("b", 16, 20)]) == []  # equal numbers of host episodes
-    (fault,) = anomalies([run("a", 32, 10), run("b", 16, 10)])
-    assert fault.startswith("runs see different data: hosts times updates is a 320, b 160")
-    losses = [replace(run(arm, 32, 10), config={"hosts": 32, "task.objective": arm}) for arm in ("mse", "huber")]
-    assert anomalies(losses) == []  # the same data
-    # One run was extended afterwards.
-    longer = [run(arm, 32, 20 if (arm, block) == ("b", 0) else 10, block) for arm in "ab" for block in range(2)]
-    assert "is a 320, b 320 and 640" in anomalies(longer)[0]
-    wide = [replace(run(arm, 32, 10), config={"host.base_channels": size}) for arm, size in (("a", 4), ("b", 8), ("c", 4))]
-    (warning,) = other_hosts(wide, ["wait"])
-    assert warning.startswith("the baselines grow the hosts of a, and those of b have another host.base_channels: compare b")
-    assert other_hosts(wide, ["wait"], ["host.base_channels=4"]) == []
-    assert other_hosts(wide, []) == other_hosts(wide[::2], ["wait"]) == []
-    tasks = [run(arm, 32, 10, block, task) for arm in "ab" for block, task in enumerate(("digits", "mnist5k"))]
-    assert anomalies(tasks) == []
-    (fault,) = anomalies([replace(one, stratum="") for one in tasks])
-    assert "task is a digits and mnist5k, b digits and mnist5k; if this is a separate setting, add it to strata" in fault
-
-
-@pytest.mark.parametrize(
-    ("record", "sentence"),
-    [
-        ({"policy/entropy_share_op": 0.001}, "a has stopped exploring"),
-        ({"policy/top_blueprint_share": 1.0}, "a has collapsed onto one blueprint"),
-    ],
-)
-def test_collapsed_policies_are_named(record: dict[str, float], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.lab.runs.records_of", lambda _: [record])
-    (fault,) = anomalies([Run(arm="a", block=0, folder=Path(), config={"hosts": 1})])
-    assert sentence in fault
-    monkeypatch.setattr("esper.lab.runs.records_of", lambda _: [dict.fromkeys(record, 0.5)])
-    assert anomalies([Run(arm="a", block=0, folder=Path(), config={"hosts": 1})]) == []
 
 
 def test_runs_without_a_design_are_arms_by_their_differences(experiment: Path) -> None:
