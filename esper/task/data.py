@@ -115,7 +115,7 @@ class Data:
     num_classes: int
     """Outputs of a host: the number of classes or of different tokens; 1 where targets are numbers."""
     mean: Tensor | None = None
-    """Mean of each channel of byte images `[C, 1, 1]`, from 0 to 255; None for other data."""
+    """Mean of each channel of images from 0 to 255 `[C, 1, 1]`, needed for bytes; None for data that are read as they are."""
     std: Tensor | None = None
     """Standard deviation of each channel `[C, 1, 1]`."""
     domains: Domains | None = None
@@ -162,10 +162,13 @@ class Data:
         return [part for part in parts if isinstance(part, Tensor)]
 
     def inputs(self, samples: Tensor) -> Tensor:
-        """Convert samples `[..., C, H, W]` or `[..., T]` to host inputs: bytes become floats of mean 0 and deviation 1."""
+        """Convert samples `[..., C, H, W]` or `[..., T]` to host inputs: with `mean` and `std`, floats of mean 0 and deviation 1.
+
+        The samples stay as they are.
+        """
         if self.mean is None or self.std is None:
             return samples if samples.is_floating_point() else samples.long()
-        return samples.float().sub_(self.mean).div_(self.std)
+        return (samples.float() - self.mean).div_(self.std)  # float() copies no floats, so sub_ would change the data
 
     def fingerprint(self) -> str:
         """Return a hash of the data, 16 hexadecimal digits, to tell versions of a data set apart."""

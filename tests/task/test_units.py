@@ -1,13 +1,17 @@
 """What the samples, classes and targets of a user are to a network."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from esper.fusion.layout import Layout
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
 from esper.lab.regrow import in_and_out
+from esper.task.check import check_samples
 from esper.task.data import Data, Units
 from esper.task.image_arrays import ImageArraysConfig
 from esper.task.table_classes import TableClassesConfig
@@ -75,3 +79,15 @@ def test_images_and_classes(tmp_path: Path) -> None:
     assert data.describe().endswith("1x8x8 values each, 6 classes (1, 2, 3, 4, 5, ...)")
     np.savez(tmp_path / "images.npz", x=images, y=np.arange(60) % 6)
     assert ImageArraysConfig(file=str(tmp_path / "images.npz")).build(CNNConfig()).data.units.classes is None, "they are counted"
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.uint8])
+def test_a_mean_and_deviation_scale_copies_and_leave_the_samples_as_they_are(kind: torch.dtype) -> None:
+    x, y = (torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 255).to(kind), torch.arange(60) % 3
+    sets = [(part.clone(), classes) for part, classes in zip(x.split(20), y.split(20), strict=True)]
+    data = replace(Data.of_sets(sets, 3), mean=torch.full((1, 1, 1), 127.0), std=torch.full((1, 1, 1), 74.0))
+    before = data.fingerprint()
+    for _ in range(2):
+        check_samples(data, Layout.IMAGES, batch_size=4)
+        assert torch.allclose(data.inputs(data.valid_x[:5]), (x[20:25].float() - 127) / 74)
+    assert data.fingerprint() == before
