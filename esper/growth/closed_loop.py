@@ -78,14 +78,24 @@ class ClosedLoopPass:
         """Return the mean loss of the members that learn `[L]` in the closed-loop pass.
 
         Args:
-            host: the hosts; their mode is restored afterwards.
+            host: the hosts; their mode is restored afterwards, also after an error.
             starts: the features that `start` stored.
             targets_MB: see `GrowingNetwork.backward`.
             count_M: see `LastSegment.losses`, for all members.
             objective: what the members learn.
         """
-        training, x, segments = host.module.training, None, list[nn.Module]()
+        training = host.module.training
         set_evaluation(host.module)
+        try:
+            last = self._last_segment(host, starts, objective)
+            return last.losses(targets_MB[self.members_L], self.places_L, None if count_M is None else count_M[self.members_L])
+        finally:  # capturing a CUDA graph may fail in here, and the training step then goes on without one
+            if training:
+                host.module.train()
+
+    def _last_segment(self, host: Fleet, starts: dict[int, Tensor], objective: Objective) -> LastSegment:
+        """Compute the pass up to the last segment of the host."""
+        x, segments = None, list[nn.Module]()
         for slot, here in enumerate(self.slots, self.first):
             if here.joins is not None:
                 x = starts[slot] if x is None else join_members([x, starts[slot]])
@@ -96,11 +106,7 @@ class ClosedLoopPass:
             if here is not self.slots[-1]:
                 x = segments[slot + 1](x)
         assert x is not None
-        last = LastSegment(segments[-1], x, len(self.slots[-1].hosts_L), objective)
-        loss_L = last.losses(targets_MB[self.members_L], self.places_L, None if count_M is None else count_M[self.members_L])
-        if training:
-            host.module.train()
-        return loss_L
+        return LastSegment(segments[-1], x, len(self.slots[-1].hosts_L), objective)
 
 
 def closed_loop_pass(find: list[FindBank], roles: Roles, device: torch.device) -> ClosedLoopPass | None:

@@ -11,6 +11,8 @@ from esper.checkpoint import Notice
 from esper.env.host_sampler import EpochOrder
 from esper.env.lane import Lane
 from esper.env.shard import Shard
+from esper.growth.loss import LastSegment
+from esper.growth.network import GrowingNetwork
 from esper.lifecycle.roles import Incubation, Roles
 from esper.optimisers.adamw import AdamWConfig
 from esper.optimisers.base import OptimiserConfig
@@ -97,10 +99,31 @@ def test_replayed_steps_have_the_bits_of_others(small_task, optimiser, incubatio
 
 
 def test_a_step_that_cannot_be_captured_runs_without_and_says_so_once(small_task, monkeypatch) -> None:
+    """The capture fails in the closed-loop pass, in which the hosts are in evaluation mode: they leave it all the same."""
+    backward, losses, passes = GrowingNetwork.backward, LastSegment.losses, list[LastSegment]()
+
     class Refusing(Recorder):
         def captured(self, work: Callable[[], object]) -> Callable[[], None]:
             self.captures += 1
+            with monkeypatch.context() as capture:
+                capture.setattr(GrowingNetwork, "backward", without_effect)
+                capture.setattr(LastSegment, "losses", refused)
+                work()
+            raise AssertionError("the work was captured")
+
+    def without_effect(network: GrowingNetwork, *given, **keys) -> torch.Tensor:
+        statistics = [(one, one.clone()) for one in network.host.buffers.values()]
+        try:
+            return backward(network, *given, **keys)
+        finally:  # a capture computes nothing
+            for one, before in statistics:
+                one.copy_(before)
+
+    def refused(last: LastSegment, *given, **keys) -> torch.Tensor:
+        passes.append(last)
+        if len(passes) == 2:  # the main pass is the first
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        return losses(last, *given, **keys)
 
     monkeypatch.setattr(small_task, "batch_size", 12)
     lane, given = Refusing(), SGDConfig()
