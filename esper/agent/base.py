@@ -15,7 +15,7 @@ from esper.buffer.base import Buffer, BufferConfig, Forfeit
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, HeadsConfig, Observation
 from esper.env.observation import HOST_FEATURES, SLOT_FEATURES, RunScale
-from esper.lifecycle.stages import BoolArray
+from esper.lifecycle.stages import BoolArray, IntArray
 from esper.ranges import check_ranges
 
 
@@ -46,11 +46,31 @@ class Controller(Protocol):
 
 
 @runtime_checkable
+class Revisable(Protocol):
+    """A controller whose state records what it has done, such as how many seeds it planted. As a teacher it is only asked what it
+    would do, so it is told what was done instead. Other controllers keep their state after acting."""
+
+    def revise(self, observation: Observation, before: State, decision: Decision, taken_NH: IntArray) -> State:
+        """Return the state for the next step, given the actions that were taken instead of its own.
+
+        Args:
+            observation: observation of the step.
+            before: state before it.
+            decision: what `act` returned.
+            taken_NH: actions taken `[N, H]`.
+        """
+        ...
+
+
+@runtime_checkable
 class Learner(Controller, Protocol):
     """A controller that learns from transitions, once per update.
 
     Inherit from it to get defaults for everything but `learn` and the state.
     """
+
+    independent: bool = False
+    """True once the learner will never ask its teacher again; the run then does without it."""
 
     def follow(self, teacher: Controller) -> None:
         """Imitate a teacher at first, the one of `AgentConfig.imitates`."""

@@ -85,6 +85,8 @@ class Rollout:
         """True where a (sub-)episode started with this step, so that the recurrent state was zeroed before it."""
         self.forced_TN = torch.zeros(shape, dtype=torch.bool)
         """True where waiting was the only legal action."""
+        self.taught_TNH: Tensor | None = None
+        """What a teacher would do, for a policy to imitate; None if it learns from rewards."""
         self.initial_state: State = {}
         """Recurrent state `[N, R]` before the first step, by name; empty if every row starts an episode."""
         self.length = 0
@@ -164,6 +166,7 @@ class Rollout:
     def from_state(state: Mapping[str, Any]) -> "Rollout":
         """Return the rollout that `state_dict` was called on."""
         rollout = Rollout.__new__(Rollout)
+        rollout.taught_TNH = None  # states of earlier versions lack it
         for name, value in state.items():
             setattr(rollout, name, Seen(**value) if name == "seen" else value)
         return rollout

@@ -15,22 +15,26 @@ from esper.task.instances import Split
 from esper.task.loading import load_task
 from esper.training.estimate import check_memory
 from esper.training.resume import check_data, find_checkpoint, no_checkpoint
-from esper.training.trained_agent import teacher_checkpoint
+from esper.training.trained_agent import Teacher, find_teacher
 
 PROBED = 3
 """Number of samples in the probe of hosts and seeds."""
 
 
-def ready(config: Config) -> None:
+def ready(config: Config, *, trains: bool = True) -> None:
     """Check that this machine can run a config: the run to resume, the teacher, the devices, the libraries of writers, the
     data, and slots and seeds of the host.
+
+    Args:
+        config: config of the run.
+        trains: false for an evaluation, which needs no teacher.
 
     Raises:
         ConfigError: this machine cannot run it. Only errors meant for the user are converted; a bug keeps its traceback.
     """
     if config.resume is not None and not any(Path(config.resume, CHECKPOINTS).glob("*.pt")):
         raise ConfigError(f"resume={no_checkpoint(config.resume)}")
-    teacher_checkpoint(config.agent.imitates)
+    teacher = _find_teacher(config) if trains else None
     try:
         config.cluster.ready()
         if not config.cluster.is_remote:  # else the workers check theirs
@@ -38,9 +42,15 @@ def ready(config: Config) -> None:
         config.telemetry.ready()
         check_memory(config)
         if "task" not in config.env.ignores:
-            _check_hosts(config)
+            _check_hosts(config, teacher)
     except (ValueError, ClusterError) as error:
         raise ConfigError(str(error)) from error
+
+
+def _find_teacher(config: Config) -> Teacher | None:
+    if config.resume is None or config.agent.imitates is None:
+        return find_teacher(config)
+    return find_teacher(config, load_run(find_checkpoint(config.resume, "resume")))
 
 
 def _check_devices(config: Config) -> None:
@@ -53,7 +63,7 @@ def _check_devices(config: Config) -> None:
             raise ConfigError(f"devices {other} and {name} are the same device on this machine: name it once")
 
 
-def _check_hosts(config: Config) -> None:
+def _check_hosts(config: Config, teacher: Teacher | None) -> None:
     task = load_task(config.task, config.host)
     if config.resume is not None:
         check_data(load_run(find_checkpoint(config.resume, "resume")), {"data": task.data.fingerprint()})
@@ -69,4 +79,5 @@ def _check_hosts(config: Config) -> None:
     check_seeds(config.blueprint, used, members, named)
     cap, blueprints = config.slots.max_seeds, tuple(config.blueprint)
     config.counterfactuals.check_hosts(min(cap or len(used), len(used)))
-    config.agent.check_hosts(slots=names, in_use=chosen_S, cap=cap, blueprints=blueprints, hosts=config.hosts)
+    for agent in (config.agent, *([teacher] if teacher else [])):
+        agent.check_hosts(slots=names, in_use=chosen_S, cap=cap, blueprints=blueprints, hosts=config.hosts)

@@ -77,13 +77,14 @@ def is_run_override(override: str) -> bool:
 
 
 def transferred(saved: Config, overrides: list[str]) -> Config:
-    """Return the config of a run with overrides, after checking that this machine has its data and devices.
+    """Return the config of a run with overrides, after checking that this machine has its data and devices. A teacher is not
+    looked up: the trained policy acts without it.
 
     Raises:
         ConfigError: an override asks for a change that is not permitted, or does not fit.
     """
     config = fitted(saved, overrides)
-    ready(config)
+    ready(config, trains=False)
     return config
 
 

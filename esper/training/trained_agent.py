@@ -1,16 +1,21 @@
 """Builds trained controllers from what a run has saved: for evaluation, and as teachers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from esper.agent.base import AgentConfig, Controller, Learner
-from esper.checkpoint import load_run
+from esper.checkpoint import Checkpoints, digest_of, load_run
 from esper.config import GROUPS, Config, ConfigError, did_you_mean, standalone_agents
 from esper.env.actions import EnvSpec
+from esper.lifecycle.stages import BoolArray
 from esper.plugins import load_plugins
 from esper.training.config_io import from_plain
 from esper.training.resume import find_checkpoint, may_hold_checkpoint
+
+_RESTORE = "restore that file, or start a new run"
+"""Remedy for a teacher that differs from the one that taught a run so far."""
 
 
 def trained_agent(config: AgentConfig, state: Mapping[str, Any], spec: EnvSpec, *, seed: int, option: str) -> Controller:
@@ -37,39 +42,91 @@ def trained_agent(config: AgentConfig, state: Mapping[str, Any], spec: EnvSpec, 
     return built
 
 
-def teacher_checkpoint(named: str | None) -> Path | None:
-    """Return the checkpoint of a teacher; None for no teacher, and for an agent that needs no training.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Teacher:
+    """The controller that the agent of a run imitates at first."""
+
+    named: str
+    """Value of `agent.teacher`, as typed."""
+    source: Mapping[str, str]
+    """The `file` of its checkpoint and the `digest` of that; empty for an agent that needs no training."""
+    option: str
+    """Name of its agent."""
+    config: AgentConfig
+    state: Mapping[str, Any]
+    """What training left; empty for an agent that needs none."""
+    seed: int
+    """Root seed of the run that it teaches."""
+
+    def check_hosts(self, *, slots: Sequence[str], in_use: BoolArray, cap: int, blueprints: Sequence[str], hosts: int) -> None:
+        """Raise ConfigError if the teacher does not fit the hosts; see `AgentConfig.check_hosts`."""
+        try:
+            self.config.check_hosts(slots=slots, in_use=in_use, cap=cap, blueprints=blueprints, hosts=hosts)
+        except ValueError as error:
+            raise ConfigError(f"agent.teacher={self.named}: {error}") from error
+
+    def build(self, spec: EnvSpec) -> Controller:
+        """Return the controller for these observations and actions.
+
+        Raises:
+            ConfigError: it does not fit them.
+        """
+        try:
+            return trained_agent(self.config, self.state, spec, seed=self.seed, option=self.option)
+        except ConfigError as error:
+            raise ConfigError(f"agent.teacher={self.named}: {error}") from error
+
+
+def teacher_of(config: Config, checkpoints: Checkpoints) -> Teacher | None:
+    """Return the teacher of a run, new or begun, with these checkpoints; see `find_teacher`."""
+    newest = checkpoints.latest() if config.agent.imitates is not None else None
+    return find_teacher(config, load_run(newest) if newest else None)
+
+
+def find_teacher(config: Config, begun: Mapping[str, Any] | None = None) -> Teacher | None:
+    """Return the teacher of a run; None if there is none, and for a run that needs it no more.
+
+    Args:
+        config: config of the run.
+        begun: newest state of the run; None for a new one. It names the checkpoint that taught it so far.
 
     Raises:
-        ConfigError: there is neither such an agent nor a run of this name.
-    """
-    if named is None or named in (agents := standalone_agents()):
-        return None
-    if not may_hold_checkpoint(named):
-        known = f"the folder of a run nor an agent that needs no training ({', '.join(agents)})"
-        raise ConfigError(f"agent.teacher={named} is neither {known}{did_you_mean(named, list(agents))}")
-    return find_checkpoint(named, "agent.teacher")
-
-
-def find_teacher(config: Config, spec: EnvSpec) -> Controller | None:
-    """Return the controller that the agent of a run imitates at first; None if there is none.
-
-    Raises:
-        ConfigError: there is no such controller, or it does not fit the run.
+        ConfigError: there is no such controller, it differs from the one that taught the run so far, or it reads what this run
+            does not provide.
     """
     named = config.agent.imitates
-    if named is None:
+    source = begun.get("teacher", {}) if begun else {}  # runs of earlier versions have no entry
+    if named is None or source is None:
         return None
-    if (checkpoint := teacher_checkpoint(named)) is None:
+    file = Path(source["file"]) if source else _checkpoint(named)
+    if file is None:
         option, agent, state = named, GROUPS["agent"][named](gamma=config.agent.gamma), {}
     else:
-        saved = load_run(checkpoint)
+        if not file.is_file():
+            raise ConfigError(f"agent.teacher={named}: {file} is gone, which taught this run so far: {_RESTORE}")
+        saved = load_run(file)
+        if source and digest_of(file) != source["digest"]:
+            raise ConfigError(f"agent.teacher={named}: {file} has changed since it taught this run: {_RESTORE}")
+        source = {"file": str(file.absolute()), "digest": digest_of(file)}
         load_plugins(saved["config"]["values"].get("plugins", ()))
         run = from_plain(saved["config"])
         option, agent, state = run.choice("agent"), run.agent.acting(), saved["agent"]
     if unseen := agent.unseen(config.env):
         raise ConfigError(f"agent.teacher={named} reads {unseen}, and this run has none: choose another teacher")
-    try:
-        return trained_agent(agent, state, spec, seed=config.seed, option=option)
-    except ConfigError as error:
-        raise ConfigError(f"agent.teacher={named}: {error}") from error
+    if agent.needs_timetable and not getattr(config.env, "timetable", False):
+        raise ConfigError(f"agent.teacher={named} must know the events: add env.timetable=true, or choose another teacher")
+    return Teacher(named=named, source=source, option=option, config=agent, state=state, seed=config.seed)
+
+
+def _checkpoint(named: str) -> Path | None:
+    """Return the checkpoint of a teacher now; None for an agent that needs no training.
+
+    Raises:
+        ConfigError: there is neither such an agent nor a run of this name.
+    """
+    if named in (agents := standalone_agents()):
+        return None
+    if not may_hold_checkpoint(named):
+        known = f"the folder of a run nor an agent that needs no training ({', '.join(agents)})"
+        raise ConfigError(f"agent.teacher={named} is neither {known}{did_you_mean(named, list(agents))}")
+    return find_checkpoint(named, "agent.teacher")

@@ -37,7 +37,7 @@ from esper.training.provenance import FILE, Provenance, seconds_spent
 from esper.training.resume import check_data
 from esper.training.run_folder import only_writer
 from esper.training.trace import Trace
-from esper.training.trained_agent import find_teacher
+from esper.training.trained_agent import teacher_of
 from esper.training.tune_shards import tuned
 
 
@@ -79,8 +79,9 @@ class Trainer:
         policy_seed = config.seed if config.policy_seed is None else config.policy_seed
         self.agent = config.agent.build(self.env.layout, seed=policy_seed, buffer=self.buffer)
         self.learner = self.agent if isinstance(self.agent, Learner) else None
-        if self.learner and (teacher := find_teacher(config, self.env.layout)):
-            self.learner.follow(teacher)
+        self.teacher = teacher_of(config, self.checkpoints)
+        if self.learner and self.teacher:
+            self.learner.follow(self.teacher.build(self.env.layout))
         self.drift = GradientDrift()
         self.watch, self.findings = config.telemetry.anomalies.build(config.hosts * config.steps), Findings()
         self.update = 0
@@ -222,6 +223,7 @@ class Trainer:
             "env": self.env.state_dict(),
             "watch": self.watch.state_dict(),
             "drift": self.drift.state_dict(),
+            "teacher": self.teacher.source if self.teacher and self.learner and not self.learner.independent else None,
         }
 
     def restore(self) -> None:

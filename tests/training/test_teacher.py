@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 
 from esper.cli.overrides import check
 from esper.cli.readiness import ready
+from esper.cli.transfer import transferred
 from esper.config import ConfigError
+from esper.training.config_io import from_plain
+from esper.training.resume import continued
 from esper.training.trainer import Trainer
 from tests.training.small_run import config, newest, same, untimed
 
@@ -30,10 +34,9 @@ def bandit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_policy_imitates_the_controller_of_a_run_and_resumes_exactly(bandit: Path, tmp_path: Path) -> None:
     teacher = [f"agent.teacher={bandit}", "agent.imitation=0.5"]
     whole = run(tmp_path / "whole", *teacher, "updates=4")
-    assert [not math.isnan(record.get("policy/imitation_loss", math.nan)) for record in whole] == [True, True, False, False]
+    assert imitated(whole) == [True, True, False, False]
     run(tmp_path / "parts", *teacher, "updates=4", "checkpoints.keep=9")
-    for update in (2, 3, 4):
-        (tmp_path / "parts" / "checkpoints" / f"checkpoint_{update:06d}.pt").unlink()
+    forget(tmp_path / "parts", 2, 3, 4)
     parts = run(tmp_path / "parts", *teacher, "updates=4", "checkpoints.keep=9")
     assert parts == whole
     assert same(newest(tmp_path / "whole")["agent"], newest(tmp_path / "parts")["agent"])
@@ -61,6 +64,87 @@ def test_a_teacher_that_does_not_fit_is_refused(bandit: Path, tmp_path: Path, ov
         Trainer(asked, tmp_path)
 
 
-def test_a_missing_teacher_is_found_before_the_run() -> None:
-    with pytest.raises(ConfigError, match=r"^agent\.teacher=heuristc is neither .*\); did you mean heuristic\?$"):
-        ready(config("agent.teacher=heuristc"))
+SANDBOX = ("env=sandbox", "steps=6", "checkpoints.keep=9")
+
+
+def imitated(records: list[dict[str, Any]]) -> list[bool]:
+    """Return which updates imitated a teacher."""
+    return [not math.isnan(record.get("policy/imitation_loss", math.nan)) for record in records]
+
+
+def forget(folder: Path, *updates: int) -> None:
+    """Remove the checkpoints of these updates, as if the run had been killed before."""
+    for update in updates:
+        (folder / "checkpoints" / f"checkpoint_{update:06d}.pt").unlink()
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    """The folder of a run of a policy in the sandbox."""
+    run(tmp_path / "policy", *SANDBOX, "updates=1")
+    return tmp_path / "policy"
+
+
+def test_a_taught_policy_is_transferred_and_loaded_without_its_teacher(policy: Path, tmp_path: Path) -> None:
+    run(tmp_path / "pupil", *SANDBOX, f"agent.teacher={policy}", "updates=1")
+    shutil.rmtree(policy)
+    saved = from_plain(newest(tmp_path / "pupil")["config"])
+    assert transferred(saved, ["steps=8"]).steps == 8
+    with pytest.raises(ConfigError, match=r"^agent\.teacher="):
+        ready(saved)
+
+
+def test_a_longer_run_does_not_imitate_again_and_needs_no_teacher_any_more(policy: Path, tmp_path: Path) -> None:
+    teacher, folder = [*SANDBOX, f"agent.teacher={policy}", "agent.imitation=0.5"], tmp_path / "pupil"
+    assert newest(policy)["teacher"] is None
+    run(folder, *teacher, "updates=2")
+    assert newest(folder)["teacher"] is None
+    shutil.rmtree(policy)
+    ready(continued(config(f"resume={folder}", "updates=8"), [f"resume={folder}", "updates=8"]))
+    assert imitated(run(folder, *teacher, "updates=8")) == [True] + [False] * 7
+
+
+def test_a_resumed_run_has_the_teacher_that_it_had(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    teacher = [*SANDBOX, "agent.teacher=policy", "agent.imitation=1", "updates=3"]
+    whole, folder = run(tmp_path / "whole", *teacher), tmp_path / "parts"
+    run(folder, *teacher)
+    forget(folder, 2, 3)
+    run(policy, *SANDBOX, "updates=4")  # the teacher goes on training
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    ready(continued(config(f"resume={folder}"), [f"resume={folder}"]))
+    assert run(folder, *teacher) == whole
+
+    taught_by = policy / "checkpoints" / "checkpoint_000001.pt"
+    assert newest(folder)["teacher"]["file"] == str(taught_by)
+    shutil.copy(policy / "checkpoints" / "checkpoint_000004.pt", taught_by)
+    for remove, sentence in ((False, "has changed since it taught this run"), (True, "is gone, which taught this run so far")):
+        if remove:
+            taught_by.unlink()
+        for start in (lambda: Trainer(config(*teacher), folder), lambda: ready(config(*teacher, f"resume={folder}"))):
+            with pytest.raises(ConfigError, match=rf"^agent\.teacher=policy: .*{sentence}: restore that file, or start"):
+                start()
+
+
+@pytest.mark.parametrize(
+    ("trained", "taught", "sentence"),
+    [
+        (None, ["agent.teacher=heuristc"], r" is neither .*\); did you mean heuristic\?"),
+        (["agent=schedule", "agent.slot=2", "slots=all"], ["slots=one"], ".*agent.slot=2 is not in use: choose from .*"),
+        (
+            ["agent=event_oracle", "env.timetable=true", "task=digits_drift", "steps=16"],
+            [],
+            " must know the events: add env.timetable=true, or choose another teacher",
+        ),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_found_before_the_run(
+    trained: list[str] | None, taught: list[str], sentence: str, tmp_path: Path
+) -> None:
+    if trained:
+        shown = ["hosts=4", "steps=6", "updates=1", "telemetry=quiet", *trained]
+        Trainer(check(shown), tmp_path).checkpoints.save(Trainer(check(shown), tmp_path).state_dict(), 0)
+        taught = [*taught, f"agent.teacher={tmp_path}"]
+    with pytest.raises(ConfigError, match=rf"^agent\.teacher=\S+{sentence}$"):
+        ready(config(*taught))

@@ -41,12 +41,10 @@ class Targets:
     """ln pi_old(a) - ln mu(a) of the policy before the update and the one that acted; None if they are the same."""
     num_current: int | None = None
     """Number of rows collected by the policy before the update, which come first; None for all."""
-    teacher_TNH: Tensor | None = None
-    """Actions of the teacher, which the policy imitates instead of following the advantages; None without one."""
 
     def folded(self, chunk: int) -> "Targets":
         """Return the same targets with chunks as rows, as `Rollout.folded` does."""
-        names = ["advantage_TN", "value_TN", "mc_return_TN", *["teacher_TNH"] * (self.teacher_TNH is not None)]
+        names = ("advantage_TN", "value_TN", "mc_return_TN")
         return replace(self, **{name: folded(getattr(self, name), chunk) for name in names})
 
 

@@ -45,6 +45,12 @@ def entropy_of(log_prob: Tensor) -> Tensor:
     return -(log_prob.exp() * log_prob).sum(dim=-1)
 
 
+def _mean_of_legal(log_prob: Tensor) -> Tensor:
+    """Return the mean over the legal values in the last axis; 0 if none is legal."""
+    legal = log_prob > MASKED / 2
+    return torch.where(legal, log_prob, 0.0).sum(dim=-1) / legal.sum(dim=-1).clamp(min=1)
+
+
 def inverse_cdf(log_prob_BW: Tensor, uniform_B: Tensor) -> Tensor:
     """Sample by inversion: the first value with a cumulative probability above the uniform number, never one of probability 0."""
     cdf_BW = log_prob_BW.double().exp().cumsum(dim=-1)
@@ -125,6 +131,15 @@ class ActionDistribution:
         for (op, head), log_prob_BSW in self.parameters.items():
             chosen_B = log_prob_BSW[row_B, slot_B, action_BH[:, head]]
             total_B = total_B + torch.where(op_B == op, chosen_B, 0.0)
+        return total_B
+
+    def uniform_log_prob(self, action_BH: Tensor) -> Tensor:
+        """Compute the mean log-probability of all legal values of each head that matters for an action, given its operation and
+        slot, and return the sum over heads `[B]`."""
+        row_B, op_B, slot_B = torch.arange(len(action_BH)), action_BH[:, Head.OP], action_BH[:, Head.SLOT]
+        total_B = _mean_of_legal(self.op_BO) + _mean_of_legal(self.slot_BOS[row_B, op_B]) * _RELEVANT_OH[op_B, Head.SLOT]
+        for (op, _), log_prob_BSW in self.parameters.items():
+            total_B = total_B + torch.where(op_B == op, _mean_of_legal(log_prob_BSW[row_B, slot_B]), 0.0)
         return total_B
 
     def head_log_probs(self, action_BH: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.agent.ppo.advantages import Targets
+from esper.agent.ppo.imitation import imitation_loss
 from esper.agent.ppo.network import Outputs, PolicyNetwork
 from esper.buffer.rollout import Rollout
 from esper.buffer.transition import State
@@ -167,9 +168,9 @@ def compute_losses(
         "value_loss": value_loss(outputs.value_B.view(shape), targets.value_TN[:, rows_M]),
         "entropy": masked_mean(outputs.distribution.entropy().view(shape), unforced_TM),
     }
-    if targets.teacher_TNH is not None:
-        taught_BH = targets.teacher_TNH[:, rows_M].flatten(0, 1)
-        terms["imitation_loss"] = -masked_mean(outputs.distribution.log_prob(taught_BH).view(shape), unforced_TM)
+    if rollout.taught_TNH is not None:
+        taught_BH = rollout.taught_TNH[:, rows_M].flatten(0, 1)
+        terms["imitation_loss"] = masked_mean(imitation_loss(outputs.distribution, taught_BH).view(shape), unforced_TM)
     if reference_O is not None:
         terms["divergence"] = masked_mean(outputs.distribution.divergence(reference_O).view(shape), unforced_TM)
     return log_ratio_TM, terms

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from esper.agent.base import AgentConfig, Controller, Learner, check_twins
 from esper.agent.ppo.advantages import Baseline, Targets, apply_baseline, gae, returns_to_go, vtrace_advantages
 from esper.agent.ppo.diagnostics import diagnose, evaluate_rollout, gradient_norms, parts_of
 from esper.agent.ppo.distribution import free_parameters
-from esper.agent.ppo.imitation import MEASURES_OF_STEPS, SHARE, teacher_actions
+from esper.agent.ppo.imitation import SHARE, UNDEFINED, teacher_actions
 from esper.agent.ppo.losses import (
     RATIO_TOLERANCE,
     Reference,
@@ -38,7 +38,7 @@ from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, Observation, Op
 from esper.lifecycle.stages import BoolArray
 from esper.ranges import check_ranges
-from esper.seeding import torch_stream
+from esper.seeding import stream, torch_stream
 
 MAX_STRIKES = 3
 """Number of consecutive non-finite minibatches after which the run ends."""
@@ -317,11 +317,9 @@ class PPO(Learner):
         before = evaluate_rollout(self.network, rollout)
         # Check all rows now: minibatches cover only a part of them before the first gradient step.
         error = check_replay(rollout, torch.arange(rollout.num_hosts), before.joint_TN - rollout.log_prob_TN)
+        self._label([rollout, *earlier], progress)
         targets = self._targets(rollout)
         data, data_targets = self._window([rollout, *earlier]) if earlier else (rollout, targets)
-        teacher = self.teacher if progress < (config.imitation or SHARE) else None
-        if teacher is not None:
-            data_targets = replace(data_targets, teacher_TNH=teacher_actions(teacher, data))
         steps, dropped, first_error = self._optimize(data, data_targets, entropy_coef, generator)
         after = evaluate_rollout(self.network, rollout)
         planned = config.epochs * config.minibatches * (1 + len(earlier))
@@ -331,9 +329,7 @@ class PPO(Learner):
         floor = config.advantage_floor**2
         clip = self._clip(1 + len(earlier))
         found = diagnose(before, after, rollout, mc_return_TN=targets.mc_return_TN, clip=clip, floor=floor)
-        if teacher is not None:
-            found |= dict.fromkeys((name for name in found if name.startswith(MEASURES_OF_STEPS)), math.nan)
-        return found | {
+        metrics = found | {
             **{name: float(np.mean([step[name] for step in steps])) for name in (steps[0] if steps else ())},
             "kl_of_target": found["kl"] / config.target_kl,
             "first_ratio_error": max(error, first_error),
@@ -343,6 +339,22 @@ class PPO(Learner):
             "skipped_fraction": skipped / planned,
             "minibatches_nonfinite": float(dropped),
         }
+        if data.taught_TNH is not None:
+            metrics |= dict.fromkeys((name for name in metrics if name.startswith(UNDEFINED)), math.nan)
+        return metrics
+
+    def _label(self, rollouts: Sequence[Rollout], progress: float) -> None:
+        """Ask the teacher about rollouts, the newest first, that it has not seen yet. Once its time is over, it is never asked
+        again: a longer run must not undo what PPO has learned."""
+        if self.config.teacher is not None and progress >= (self.config.imitation or SHARE):
+            self.independent = True
+        if self.teacher is None or self.independent:
+            return
+        named, sizes = f"agent.teacher={self.config.teacher}", self.spec.head_sizes
+        for age, rollout in enumerate(rollouts):
+            if rollout.taught_TNH is None:
+                rng = stream(self.seed, "teacher", self._number - age)
+                rollout.taught_TNH = teacher_actions(self.teacher, rollout, sizes, rng=rng, named=named)
 
     def _check_rollout(self, rollout: Rollout) -> None:
         """Assert that a rollout is complete and has what the surrogate needs."""
@@ -426,7 +438,7 @@ class PPO(Learner):
                 # Only actions of the policy before the update estimate how far it has moved.
                 counted_TM = ~rows.forced_TN[:, rows_M] & (rows_M < (row_targets.num_current or rows.num_hosts))
                 far = float(kl_estimate(log_ratio_TM.detach(), counted_TM)) > config.target_kl
-                if far and row_targets.teacher_TNH is None:
+                if far and rows.taught_TNH is None:
                     return steps, dropped, first_error
                 metrics = self._step(terms, entropy_coef)
                 if metrics is None:
@@ -479,7 +491,7 @@ class PPO(Learner):
             "network": self.network.state_dict(),
             "popart": self.popart.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "counters": {"strikes": self.strikes},
+            "counters": {"strikes": self.strikes, "independent": self.independent},
         }
 
     def acting_state(self) -> dict[str, Any]:
@@ -508,6 +520,7 @@ class PPO(Learner):
         if "optimizer" in state:
             self.optimizer.load_state_dict(state["optimizer"])
         self.strikes = state["counters"]["strikes"]
+        self.independent = state["counters"].get("independent", False)  # earlier versions lack it
 
     def _names(self) -> dict[str, list[str]]:
         """Return the names of inputs and outputs, in order."""

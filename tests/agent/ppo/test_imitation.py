@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from esper.agent.base import Controller
 from esper.agent.ppo.advantages import Baseline
-from esper.agent.ppo.imitation import teacher_actions
+from esper.agent.ppo.imitation import imitation_loss, teacher_actions
 from esper.agent.ppo.losses import Surrogate
 from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.agent.scripted.base import Scripted, UniformArray, compose
@@ -51,10 +52,15 @@ class Marks(ToyEnv):
         return -np.float32(decision.action[:, Head.OP] == Op.GERMINATE), np.zeros(self.spec.num_hosts, np.bool_)
 
 
+def asked_of(teacher: Controller, rollout: Rollout) -> torch.Tensor:
+    """Return what a teacher would do in every step of a rollout."""
+    return teacher_actions(teacher, rollout, SPEC.head_sizes, rng=np.random.default_rng(0), named="agent.teacher=x")
+
+
 def agreement(agent: PPO, env: ToyEnv) -> tuple[float, float]:
     """Return the shares of unforced steps, and of those in which the teacher plants, in which both do the same."""
     rollout = play(agent, env, greedy=True)
-    taught_TNH = teacher_actions(Second(env.spec), rollout)
+    taught_TNH = asked_of(Second(env.spec), rollout)
     same_TN = (taught_TNH == rollout.action_TNH).all(dim=2)
     plants_TN = taught_TNH[..., Head.OP] == Op.GERMINATE
     return same_TN[~rollout.forced_TN].float().mean().item(), same_TN[plants_TN].float().mean().item()
@@ -90,7 +96,7 @@ def test_a_teacher_is_asked_about_the_hosts_of_the_policy_in_order_and_with_its_
     state = teacher.start(8)
     before = [dict(state)]
     rollout = random_rollout(agent, np.random.default_rng(0), observe=asked)
-    assert teacher_actions(teacher, rollout).tolist() == np.stack(online).tolist()
+    assert asked_of(teacher, rollout).tolist() == np.stack(online).tolist()
     assert (np.stack(online)[..., Head.OP] == Op.GERMINATE).any()
 
 
@@ -119,8 +125,8 @@ def test_the_loss_is_the_cross_entropy_over_decisions_however_rows_are_cut() -> 
         others: list[Rollout] = [random_rollout(agent, np.random.default_rng(seed)) for seed in earlier]
         if not chunk and not earlier:
             outputs, _ = agent.network.unroll(rollout.seen, agent.start(8), rollout.is_init_TN, None)
-            log_prob_TN = outputs.distribution.log_prob(teacher_actions(Second(SPEC), rollout).flatten(0, 1)).view(6, 8)
-            expected = -log_prob_TN[~rollout.forced_TN].mean().item()
+            loss_TN = imitation_loss(outputs.distribution, asked_of(Second(SPEC), rollout).flatten(0, 1)).view(6, 8)
+            expected = loss_TN[~rollout.forced_TN].mean().item()
         losses.append(agent.update(rollout, progress=0.0, generator=generator(), earlier=others)["imitation_loss"])
     assert losses[0] == pytest.approx(expected, rel=1e-5)
     assert losses[1] == pytest.approx(expected, rel=1e-5)
