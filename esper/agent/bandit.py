@@ -163,6 +163,13 @@ class Bandit(Learner):
             choice_N = np.where((action_NH[:, Head.OP] == Op.FOSSILIZE) | (choice_N == 0), UNDECIDED, choice_N)
         return Decision(action=action_NH, state={"choice": torch.from_numpy(choice_N), "level": torch.from_numpy(level_N)})
 
+    def revise(self, observation: Observation, before: State, decision: Decision, taken_NH: IntArray) -> State:
+        """Take back decisions to come where the last seed was not kept after all; see `Revisable`."""
+        kept_NH = decision.action
+        lost_N = (kept_NH[:, Head.OP] == Op.FOSSILIZE) & (taken_NH != kept_NH).any(axis=1)
+        choice_N = np.where(lost_N, before["choice"].numpy(), decision.state["choice"].numpy())
+        return decision.state | {"choice": torch.from_numpy(choice_N)}
+
     def _done(self, observation: Observation, choice_N: IntArray) -> BoolArray:
         """Return the hosts whose seed was kept without an action, by `slots.auto_advance` `[N]`; none if it decides once."""
         if not self.repeats:

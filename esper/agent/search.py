@@ -6,11 +6,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from esper.agent.base import Learner
+from esper.agent.base import Learner, Revisable
 from esper.agent.scripted.base import Scripted
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, Observation
-from esper.lifecycle.stages import BoolArray, FloatArray
+from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
 
 Candidate = TypeVar("Candidate")
 
@@ -70,6 +70,12 @@ class Search(Learner, Generic[Candidate]):
             self._player = self.player(self._trial)
             state = self._player.start(len(is_init))
         return self._player.act(observation, state, is_init=is_init, uniform=uniform, greedy=greedy)
+
+    def revise(self, observation: Observation, before: State, decision: Decision, taken_NH: IntArray) -> State:
+        """Revise the state of the candidate that is played; see `Revisable`."""
+        if isinstance(self._player, Revisable):
+            return self._player.revise(observation, before, decision, taken_NH)
+        return decision.state
 
     # ---- searching
 

@@ -12,7 +12,7 @@ from esper.agent.base import AgentConfig, feature_scale
 from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent, offered, slot_features, step_number
 from esper.agent.scripted.heuristic import POINTS
 from esper.buffer.base import Buffer
-from esper.buffer.transition import State
+from esper.buffer.transition import Decision, State
 from esper.env.actions import EnvSpec, Observation, Op
 from esper.env.observation import exp_potential
 from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
@@ -78,6 +78,13 @@ class GreedyPotential(Scripted):
         failed_NSK |= pruned_NS[:, :, None] & (observation.blueprints[:, :, None] == np.arange(failed_NSK.shape[2]))
         action_NH = compose(observation, self.spec, op_N, slot_N, blueprint=blueprint_N)
         return action_NH, {"failed": torch.from_numpy(failed_NSK)}
+
+    def revise(self, observation: Observation, before: State, decision: Decision, taken_NH: IntArray) -> State:
+        """Forget the blueprints that were not pruned after all; see `Revisable`."""
+        same_N = (taken_NH == decision.action).all(axis=1)
+        earlier_NSK = before["failed"].numpy() & (step_number(observation, self.spec) > 0)[:, None, None]
+        failed_NSK = np.where(same_N[:, None, None], decision.state["failed"].numpy(), earlier_NSK)
+        return {"failed": torch.from_numpy(failed_NSK)}
 
     def _scores(self, observation: Observation, failed_NSK: BoolArray, step_N: IntArray) -> FloatArray:
         """Return the score of each slot and blueprint `[N, S, K]`, -inf where planting is illegal or the potential too small."""

@@ -11,8 +11,8 @@ import torch
 from esper.agent.base import AgentConfig, feature_scale
 from esper.agent.scripted.base import Scripted, UniformArray, compose, features, most_urgent, offered, slot_features, step_number
 from esper.buffer.base import Buffer
-from esper.buffer.transition import State
-from esper.env.actions import EnvSpec, Observation, Op
+from esper.buffer.transition import Decision, State
+from esper.env.actions import EnvSpec, Head, Observation, Op
 from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
 from esper.ranges import check_ranges
 
@@ -66,6 +66,11 @@ class Heuristic(Scripted):
         blueprint_N = self._rotate(observation, germinated_N - 1)
         action_NH = compose(observation, self.spec, op_N, slot_N, blueprint=blueprint_N)
         return action_NH, {"germinated": torch.from_numpy(germinated_N)}
+
+    def revise(self, observation: Observation, before: State, decision: Decision, taken_NH: IntArray) -> State:
+        """Count the seeds that were planted instead of its own; see `Revisable`."""
+        planted_N, wanted_N = (action_NH[:, Head.OP] == Op.GERMINATE for action_NH in (taken_NH, decision.action))
+        return {"germinated": decision.state["germinated"] + torch.from_numpy(planted_N * 1 - wanted_N * 1)}
 
     def _most_urgent(self, observation: Observation, step_N: IntArray) -> tuple[IntArray, IntArray]:
         """Return operation and slot of each host `[N]`."""

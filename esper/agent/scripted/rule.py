@@ -11,8 +11,8 @@ import torch
 from esper.agent.scripted.base import Scripted, UniformArray, compose, features, most_urgent, offered, slot_features, step_number
 from esper.agent.scripted.greedy import potentials, worthy
 from esper.agent.scripted.heuristic import ACCURACY_POINTS
-from esper.buffer.transition import State
-from esper.env.actions import EnvSpec, Observation, Op
+from esper.buffer.transition import Decision, State
+from esper.env.actions import EnvSpec, Head, Observation, Op
 from esper.lifecycle.stages import OCCUPIED, BoolArray, FloatArray, IntArray, Stage
 
 UNDERWAY = tuple(stage for stage in OCCUPIED if stage is not Stage.FOSSILIZED)
@@ -88,6 +88,15 @@ class Reaction(Scripted):
             "level": torch.from_numpy(level_N),
             "lasted": torch.from_numpy(lasted_N),
         }
+
+    def revise(self, observation: Observation, before: State, decision: Decision, taken_NH: IntArray) -> State:
+        """Start the level again where a seed was planted, and only there; see `Revisable`."""
+        new_N = step_number(observation, self.spec) == 0
+        known_N = np.where(new_N, np.nan, before["level"].numpy())
+        signal_N = self._beyond(observation, known_N)[1]
+        planted_N = taken_NH[:, Head.OP] == Op.GERMINATE
+        level_N = np.where(planted_N, signal_N, np.fmax(known_N, signal_N)).astype(np.float32)
+        return decision.state | {"level": torch.from_numpy(level_N)}
 
     def _beyond(self, observation: Observation, level_N: FloatArray) -> tuple[BoolArray, FloatArray]:
         """Return the hosts beyond the threshold `[N]`, and the signal whose fall from its highest value counts `[N]`.

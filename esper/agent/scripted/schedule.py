@@ -12,7 +12,7 @@ import torch
 from esper.agent.base import AgentConfig, Controller, check_offered, check_slot, check_time
 from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent, offered, plant_and_keep, step_number
 from esper.buffer.base import Buffer
-from esper.buffer.transition import State
+from esper.buffer.transition import Decision, State
 from esper.env.actions import PARAMETER_HEADS, RELEVANT, VALUES, EnvSpec, Head, Observation, Op, segments
 from esper.lifecycle.stages import BoolArray, IntArray
 from esper.ranges import check_ranges
@@ -203,6 +203,17 @@ class ActionLists(Scripted):
         action_NH = np.where(written_NH == UNSET, default_NH, written_NH)
         done_NA[row_N, first_N] |= acts_N
         return action_NH, {"done": torch.from_numpy(done_NA)}
+
+    def revise(self, observation: Observation, before: State, decision: Decision, taken_NH: IntArray) -> State:
+        """Mark the first action of the list that is due, not done and was taken; see `Revisable`."""
+        step_N = step_number(observation, self.spec)
+        row_N, list_N = np.arange(len(step_N)), np.arange(len(step_N)) % len(self.at_NA)
+        done_NA = before["done"].numpy() & (step_N > 0)[:, None]
+        written_NAH = self.action_NAH[list_N]
+        taken_NA = ((written_NAH == taken_NH[:, None]) | (written_NAH == UNSET)).all(axis=2)
+        due_NA = np.greater_equal(step_N[:, None], self.at_NA[list_N]) & ~done_NA & taken_NA
+        done_NA[row_N, due_NA.argmax(axis=1)] |= due_NA.any(axis=1)
+        return {"done": torch.from_numpy(done_NA)}
 
     def _legal(self, observation: Observation, list_N: IntArray) -> BoolArray:
         """Return which actions are legal now, with the given parameters `[N, A]`."""
