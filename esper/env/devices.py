@@ -96,9 +96,11 @@ def find_precision(name: str, precision: Precision) -> Precision:
 
 
 def compute_exactly(devices: Iterable[torch.device]) -> None:
-    """Disable TF32 in convolutions, for which torch enables it by default on GPUs, unlike for matrix products."""
+    """Disable TF32 on GPUs: in convolutions, where it is torch's default, and in matrix products, where a script or a container's
+    environment variable may have enabled it."""
     if any(device.type == "cuda" for device in devices):
         torch.backends.cudnn.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")  # cuda.matmul.allow_tf32 = False would leave torch's own getter failing
 
 
 def device_name(device: torch.device) -> str:

@@ -146,6 +146,10 @@ def test_a_gpu_without_bf16_is_refused_and_others_are_not(monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_single_precision_on_a_gpu_is_not_tf32(device, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    compute_exactly([torch.device(device)])
-    assert torch.backends.cudnn.allow_tf32 == (device == "cpu")
-    assert not torch.backends.cuda.matmul.allow_tf32
+    torch.set_float32_matmul_precision("high")  # as scripts with Lightning do
+    try:
+        compute_exactly([torch.device(device)])
+        assert torch.backends.cudnn.allow_tf32 == torch.backends.cuda.matmul.allow_tf32 == (device == "cpu")
+        assert torch.get_float32_matmul_precision() == ("high" if device == "cpu" else "highest")
+    finally:
+        torch.set_float32_matmul_precision("highest")
