@@ -64,7 +64,8 @@ class EvaluateConfig:
     host; and the names of agents that need no training. Empty: all but replay. `wait` is always included."""
     schedules: bool = False
     """If true, also search the best fixed schedule of one seed, an oracle that picks the best schedule for each kind of host, and
-    the best static net, whose one seed is active from initialisation, without incubation. All are chosen on other hosts."""
+    the best static net, whose one seed is active from initialisation, without incubation. All are chosen on other hosts, by
+    their return."""
     online: bool = False
     """If true, also measure test accuracy after every host epoch, and report its mean over the episode. Takes longer."""
     search_per_host: list[str] = field(default_factory=lambda: list[str]())

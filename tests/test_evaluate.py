@@ -83,11 +83,15 @@ def test_kinds_of_enough_hosts_have_a_schedule_of_their_own(folder, monkeypatch)
     def grown(_, env, *, name):
         norm, value = "norm in r0c0" in name, {"a": -1.0, "b": 1.0, "c": 5.0}
         values = np.array([value[kind[4]] * norm for kind in kinds])
-        return HostOutcomes(values={"return": values} | dict.fromkeys(SPENT, values), instance=kinds, kept=[[]] * 8)
+        outcomes = {"return": values, "validation": -values} | dict.fromkeys(SPENT, values)
+        return HostOutcomes(values=outcomes, instance=kinds, kept=[[]] * 8)
 
     evaluation = Evaluation.load(str(folder), hosts=8)
     monkeypatch.setattr(evaluation, "grow", grown)
     assert evaluation.choose().for_kind == {"ooo, an event stays": "norm in r0c0", "ooo a@1": "wait"}
+    by_accuracy = evaluation.choose(by="validation")
+    assert by_accuracy.best == "wait"
+    assert by_accuracy.for_kind == {"ooo, an event stays": "wait", "ooo a@1": "norm in r0c0"}
 
 
 def test_differences_are_paired_host_by_host():

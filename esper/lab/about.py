@@ -6,7 +6,7 @@ from typing import Any
 
 from esper.lab.comparison import Comparison
 from esper.lab.design import AA_CONTROL, Design
-from esper.lab.runs import UNSHARED
+from esper.lab.runs import UNSHARED, criterion_of, is_chosen
 from esper.telemetry.tags import in_terms_of
 from esper.telemetry.text import counted
 from esper.training.provenance import FILE, code_version, read
@@ -38,7 +38,8 @@ def arms_table(found: Comparison) -> dict[str, Any]:
         if arm == AA_CONTROL:
             text = f"{found.arms[0]} once more, with other policy seeds"
         elif arm not in trained:
-            text = f"baseline on the held-out hosts of {found.arms[0]}"
+            by = {"return": "return", "validation": "validation accuracy"}[criterion_of(found.config.outcome, found.runs[0])]
+            text = f"baseline on the held-out hosts of {found.arms[0]}{f', chosen by {by}' if is_chosen(arm) else ''}"
         else:
             text = " ".join(overrides.get(arm, [])) or ("no overrides" if arm in overrides else "runs without a plan")
         rows.append([arm, text])

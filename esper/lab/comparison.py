@@ -25,6 +25,7 @@ from esper.lab.runs import (
     CompareConfig,
     OutcomeSpec,
     Run,
+    criterion_of,
     defines_return,
     find_runs,
     measures_hosts,
@@ -251,7 +252,8 @@ def compare(
     if warnings and not all(scored_file(run, config.hosts, overrides).exists() for run in finished):  # before a long time
         log("\n".join(f"warning: {warning}" for warning in warnings))
     online, arm = config.outcome == ONLINE, runs[0].arm
-    scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=arm, online=online, overrides=overrides)
+    by = criterion_of(config.outcome, runs[0])
+    scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=arm, online=online, overrides=overrides, by=by)
     outcomes = _outcomes(runs, config, scoring, log)
     alike = {(run.arm, run.stratum): run for run in finished}
     objectives = {objective_of(run, overrides) for run in alike.values()}
@@ -368,7 +370,7 @@ def _rescored(runs: Sequence[Run], scoring: Scoring) -> list[str]:
     """Return a warning if stored scores come from different code versions, or from another one than this."""
     files = [(run, path) for run in runs if (path := scoring.file(run)).exists()]
     stored = {str(path): read_scores(run, path)["esper"] for run, path in files}
-    shown = (*POLICIES, *scoring.baselines)
+    shown = (*POLICIES, *map(scoring.key, scoring.baselines))
     found = {path: [version for name, version in one.items() if name in shown] for path, one in stored.items()}
     return mixed(found | {"this command": [versions()]}, "scored", "remove the files, and the runs are scored again")
 

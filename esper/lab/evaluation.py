@@ -106,7 +106,7 @@ class HostOutcomes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """The schedules of one seed, or `wait`, with the highest mean return."""
+    """The best schedules of one seed, or `wait`: those with the highest mean return, or validation accuracy."""
 
     best: str
     """The best one over all hosts, as in `conv_light in r0c1`."""
@@ -289,11 +289,12 @@ class Evaluation:
         """Number of schedules of at most one seed."""
         return 1 + int(self.env.chosen_S.sum()) * len(self.env.layout.blueprint_names)
 
-    def choose(self, *, static: bool = False) -> Choice:
-        """Return the schedules with the highest return on hosts of the training split.
+    def choose(self, *, static: bool = False, by: str = "return") -> Choice:
+        """Return the best schedules on hosts of the training split.
 
         Args:
             static: if true, seeds are part of the network at once; see `without_incubation`.
+            by: outcome whose mean is the highest, one of `esper.lab.per_host.OBJECTIVES`.
         """
         begun = time.perf_counter()
         config = without_incubation(self.config) if static else self.config
@@ -308,10 +309,10 @@ class Evaluation:
         coarse = [condensed(kind) for kind in exact]
         members = {kind: np.array(coarse) == kind for kind in sorted({*coarse})}
         members |= {kind: np.array(exact) == kind for kind in sorted({*exact}) if exact.count(kind) >= ENOUGH}
-        returns = {name: one.values["return"] for name, one in grown.items()}
+        reached = {name: one.values[by] for name, one in grown.items()}
         return Choice(
-            best=max(returns, key=lambda name: returns[name].mean()),
-            for_kind={kind: max(returns, key=lambda name: returns[name][own].mean()) for kind, own in members.items()},
+            best=max(reached, key=lambda name: reached[name].mean()),
+            for_kind={kind: max(reached, key=lambda name: reached[name][own].mean()) for kind, own in members.items()},
             flops=float(sum(one.values["training_flops"].sum() + one.values["measuring_flops"].sum() for one in grown.values())),
             seconds=time.perf_counter() - begun,
         )

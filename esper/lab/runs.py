@@ -75,6 +75,11 @@ FIGURES = ("png", "pdf", "svg")
 """File formats of figures."""
 
 
+def is_chosen(baseline: str) -> bool:
+    """Return whether a baseline is the best of several schedules, nets or trainings."""
+    return baseline.startswith(PREFIX) or baseline in (*SEARCHED, STATIC_NET)
+
+
 def defines_return(key: str) -> bool:
     """Return whether a key of the config affects the definition of the return."""
     return key in REWARD_KEYS or group_of(key) in REWARD_KEYS
@@ -99,7 +104,8 @@ class CompareConfig:
     policies kept, grown from the start; schedule, the best fixed schedule of one seed; oracle, the best schedule for each kind of
     host; static_net, the best network with one seed that is active from initialisation, without incubation; agents that need no
     training; and searches that train every host several times, as in search_random_4 for the best of 4 random schedules, see
-    search_per_host of esper.evaluate. schedule, oracle and static_net are chosen on other hosts."""
+    search_per_host of esper.evaluate. schedule, oracle and static_net are chosen on other hosts; these and searches by return if
+    it is the outcome, else by validation accuracy."""
     against: str | None = None
     """Arm that all others are compared with; null compares every pair. Fewer pairs detect smaller differences."""
     strata: list[str] = field(default_factory=lambda: list[str]())
@@ -172,6 +178,12 @@ def measures_hosts(run: Run) -> bool:
     """Return whether the environment of a run trains hosts, which most outcomes need; true for one that is not in the table."""
     kind = GROUPS["env"].get(str(run.config.get("env")))
     return kind is None or kind.has_hosts
+
+
+def criterion_of(outcome: str, run: Run) -> str:
+    """Return by what schedules, nets and searches are chosen if arms are compared by an outcome on the hosts of a run: by return
+    for the return, and where hosts have no accuracy; otherwise by validation accuracy of committed networks."""
+    return "return" if outcome == "return" or not measures_hosts(run) else "validation"
 
 
 def find_runs(folders: Sequence[Path], strata: Sequence[str] = ()) -> list[Run]:

@@ -27,7 +27,7 @@ from esper.lab.evaluation import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
 from esper.lab.kinds import condensed
 from esper.lab.launch import end_with_parent
 from esper.lab.per_host import PREFIX, HostSearch
-from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, TRAINING, Run, records_of
+from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, TRAINING, Run, is_chosen, records_of
 from esper.plugins import load_plugins, named_plugins
 from esper.telemetry.text import counted, duration
 from esper.training.config_io import flat, from_plain, to_plain
@@ -57,6 +57,8 @@ class Scoring:
     """If true, measure `ONLINE` as well."""
     overrides: Sequence[str] = ()
     """Evaluation overrides for all policies, such as task=mnist5k."""
+    by: str = "return"
+    """By what schedules, nets and searches are chosen: one of `esper.lab.per_host.OBJECTIVES`."""
 
     @property
     def outcomes(self) -> tuple[str, ...]:
@@ -67,9 +69,18 @@ class Scoring:
         """Return the path of the outcomes of a run."""
         return scored_file(run, self.hosts, self.overrides)
 
+    def key(self, name: str) -> str:
+        """Return the name of a controller in a file of scores. It tells the criterion of a choice, so that no other is reused; by
+        return, it is the name alone, as in files of earlier versions, which had no other criterion."""
+        return f"{name} by {self.by}" if is_chosen(name) and self.by != "return" else name
+
     def read(self, run: Run) -> dict[str, Any]:
-        """Return what the file of a scored run holds, see `read_scores`."""
-        return read_scores(run, self.file(run))
+        """Return what the file of a scored run holds, see `read_scores`, of baselines only those of this criterion."""
+        found = read_scores(run, self.file(run))
+        names = {self.key(name): name for name in self.baselines}
+        rows = {names.get(key, key): row for key, row in found["rows"].items() if key in names or key not in self.baselines}
+        choice = found["choice"] if self.by == "return" else (found["choice"] or {}).get(self.by)
+        return found | {"rows": rows, "choice": choice}
 
     def scores(self, run: Run) -> Scores:
         """Return the scores of a finished run, and of the baselines if they grow its hosts."""
@@ -170,7 +181,8 @@ def _config(run: Run, overrides: Sequence[str]) -> Config:
 def score_baselines(run: Run, scoring: Scoring) -> Scores:
     """Return the outcomes of the baselines on the held-out hosts of a run."""
     rows = _grown(run, scoring, scoring.baselines)
-    return {name: {outcome: float(np.mean(rows[name][outcome])) for outcome in scoring.outcomes} for name in scoring.baselines}
+    found = {name: rows[scoring.key(name)] for name in scoring.baselines}
+    return {name: {outcome: float(np.mean(row[outcome])) for outcome in scoring.outcomes} for name, row in found.items()}
 
 
 def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
@@ -182,7 +194,7 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     path = scoring.file(run)
     stored = _stored(run, path)
     rows: HostRows = stored["rows"]
-    missing = [name for name in names if any(outcome not in rows.get(name, {}) for outcome in scoring.outcomes)]
+    missing = [name for name in names if any(outcome not in rows.get(scoring.key(name), {}) for outcome in scoring.outcomes)]
     if not missing:
         return rows
     controllers = ["policy", REPLAY] if "static" in missing else []  # a replay needs the topologies of the policy
@@ -196,15 +208,15 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     latency = evaluation.measure(stored.get("latency"))
     outcomes = evaluation.run(controllers or ["wait"])
     if searches:
-        hosts = HostSearch(evaluation)
+        hosts = HostSearch(evaluation, by=scoring.by)
         outcomes |= {name: hosts.run(name) for name in searches}
     choice: dict[str, Any] = {}
     if set(missing) & set(SEARCHED):
-        chosen = evaluation.choose()
+        chosen = evaluation.choose(by=scoring.by)
         choice |= asdict(chosen)
         outcomes |= dict(zip(SEARCHED, evaluation.grow_schedules(chosen), strict=True))
     if STATIC_NET in missing:
-        chosen = evaluation.choose(static=True)
+        chosen = evaluation.choose(static=True, by=scoring.by)
         choice[STATIC_NET] = asdict(chosen)
         outcomes[STATIC_NET] = evaluation.grow_static(chosen)
     evaluation.env.close()
@@ -216,12 +228,19 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
         scored: dict[str, Any] = {**_stored(run, path), "checkpoint": run.digest}
         scored |= {} if scored["rows"] else {"data": data}  # of rows of earlier versions, nobody knows on which data they are
         scored |= {"latency": latency} if latency else {}
-        scored["choice"] = {**(scored["choice"] or {}), **choice} or None
-        new = {"static" if name == REPLAY else name: values for name, values in grown.items()}
+        scored["choice"] = _with_choice(scored["choice"] or {}, choice, scoring.by) or None
+        new = {"static" if name == REPLAY else scoring.key(name): values for name, values in grown.items()}
         scored["rows"] |= new
         scored["esper"] |= dict.fromkeys(new, versions())
         write_whole(path, json.dumps({**scored, "sha256": fingerprint(scored)}) + "\n")
     return scored["rows"]
+
+
+def _with_choice(known: dict[str, Any], new: dict[str, Any], by: str) -> dict[str, Any]:
+    """Return the choices in a file of scores with new ones: those by return beside those by another criterion, under its name."""
+    if by == "return" or not new:
+        return {**known, **new}
+    return {**known, by: {**known.get(by, {}), **new}}
 
 
 def _stored(run: Run, path: Path) -> dict[str, Any]:
@@ -230,9 +249,9 @@ def _stored(run: Run, path: Path) -> dict[str, Any]:
 
 
 def read_scores(run: Run, path: Path) -> dict[str, Any]:
-    """Return the content of a file of scores: `rows`, as `HostRows`; `choice` of baselines chosen on other hosts; `checkpoint`;
-    `esper`, the code version by controller; `data`, the fingerprint of the data, empty if hosts have none, and missing in
-    files of earlier versions; and `latency`, if the reward needs it.
+    """Return the content of a file of scores: `rows`, as `HostRows`, by `Scoring.key`; `choice` of baselines chosen on other
+    hosts, if by accuracy under `validation`; `checkpoint`; `esper`, the code version by controller; `data`, the fingerprint of
+    the data, empty if hosts have none, and missing in files of earlier versions; and `latency`, if the reward needs it.
 
     Raises:
         ConfigError: the file is damaged, was edited, or holds the scores of another checkpoint.

@@ -132,6 +132,8 @@ def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pyt
         assert (cost["search"], cost["seconds"]) == (kept["flops"], kept["seconds"])
         (cost,) = [one for one in numbers["costs"] if (one["arm"], one["block"]) == ("static_net", run.block)]
         assert cost["search"] == static["flops"] != kept["flops"]
+    about = " ".join((experiment / "shaped" / "report.html").read_text().split())
+    assert "baseline on the held-out hosts of shaped, chosen by return" in about
     costs = {one["arm"]: one for one in numbers["costs"] if one["block"] == runs[0].block}
     assert costs["wait"]["total"] == 0 < costs["static"]["search"] == costs["shaped"]["total"]
 

@@ -18,7 +18,9 @@ from esper.config import ConfigError
 from esper.growth.objective import CLASSIFICATION, Numbers, RegressionLoss
 from esper.lab.comparison import compare
 from esper.lab.design import fingerprint
-from esper.lab.runs import CompareConfig, Run, find_runs
+from esper.lab.evaluation import Choice, Evaluation
+from esper.lab.per_host import HostSearch
+from esper.lab.runs import CompareConfig, Run, criterion_of, find_runs
 from esper.lab.scoring import (
     Scores,
     Scoring,
@@ -78,6 +80,42 @@ def test_scores_keep_the_code_version_of_each_controller(
         "scored by different code versions" in one
         for one in compare([folder], CompareConfig(hosts=2, baselines=["random"])).warnings
     )
+
+
+def test_baselines_are_chosen_by_the_criterion_and_kept_with_it(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(experiment / "shaped", tmp_path / "shaped")  # whose scores no other test reads
+    run = next(run for run in find_runs([folder]) if run.finished)
+    names, asked, choose = ["schedule", "oracle", "static_net", "search_random_2", "wait"], list[str](), Evaluation.choose
+
+    def chosen(self: Evaluation, *, static: bool = False, by: str = "return") -> Choice:
+        asked.append(by)
+        return replace(choose(self, static=static, by=by), seconds=float(len(by)))
+
+    monkeypatch.setattr(Evaluation, "choose", chosen)
+    monkeypatch.setattr("esper.lab.scoring.HostSearch", lambda one, *, by: asked.append(by) or HostSearch(one, by=by))
+    for by in ("return", "validation"):
+        scoring = Scoring(hosts=2, baselines=names, arm=run.arm, by=by)
+        assert {*score_baselines(run, scoring)} == {*names}
+        assert asked == [by] * 3, "none of the other criterion is reused"
+        score_baselines(run, scoring)
+        assert len(asked) == 3
+        asked.clear()
+    stored = read_scores(run, scored_file(run, 2))
+    assert {*stored["rows"]} == {*names, *(f"{name} by validation" for name in names[:4])}
+    for by in ("return", "validation"):
+        found = Scoring(hosts=2, baselines=names, arm=run.arm, by=by).read(run)
+        assert {*found["rows"]} == {*names}
+        assert found["choice"]["seconds"] == found["choice"]["static_net"]["seconds"] == len(by)
+        suffix = "" if by == "return" else " by validation"
+        assert found["rows"]["search_random_2"] == stored["rows"][f"search_random_2{suffix}"]
+
+
+@pytest.mark.parametrize(("outcome", "by"), [("return", "return"), ("accuracy", "validation"), ("parameters", "validation")])
+def test_the_outcome_tells_the_criterion(outcome: str, by: str) -> None:
+    assert criterion_of(outcome, Run(arm="a", block=0, folder=Path())) == by
+    assert criterion_of(outcome, Run(arm="a", block=0, folder=Path(), config={"env": "sandbox"})) == "return"
 
 
 def test_scores_on_other_data_are_not_mixed(experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

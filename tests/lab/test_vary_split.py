@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from esper.config import ConfigError
-from esper.lab import runs as R
+from esper.lab import cautions as R
 from esper.lab.design import Design, design
 from esper.lab.runs import Run
 
