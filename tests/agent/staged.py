@@ -2,6 +2,7 @@
 
 # N hosts, H heads
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,19 @@ def decide(config: AgentConfig, observation: Observation, *, state: State | None
     uniform = np.random.default_rng(seed).random((hosts, len(Head)))
     state = controller.start(hosts) if state is None else state
     return controller.act(observation, state, is_init=np.zeros(hosts, np.bool_), uniform=uniform)
+
+
+def advised(controller: Any, seen: list[Observation], *, follows: Sequence[int] = ()) -> list[list[int]]:
+    """Return op, slot and blueprint that a teacher wants in the first host, while the hosts wait except in these steps."""
+    hosts = len(seen[0].features)
+    state, wanted = controller.start(hosts), []
+    for step, one in enumerate(seen):
+        decision = controller.act(
+            one, state, is_init=np.zeros(hosts, np.bool_), uniform=np.zeros((hosts, len(Head))), greedy=True
+        )
+        state = controller.revise(one, state, decision, decision.action * (step in follows))
+        wanted.append(decision.action[0, [Head.OP, Head.SLOT, Head.BLUEPRINT]].tolist())
+    return wanted
 
 
 def ops(decision: Decision) -> list[int]:

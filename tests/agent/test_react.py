@@ -21,7 +21,7 @@ from esper.env.foresight import foresight_names
 from esper.env.observation import log_potential
 from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer
-from tests.agent.staged import SPEC, see
+from tests.agent.staged import SPEC, advised, see
 
 TINY = ["hosts=4", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=128", "task.valid_samples=100"]
 NEW_N = np.zeros(4, np.bool_)
@@ -98,6 +98,39 @@ def test_a_rule_has_one_seed_at_a_time_and_takes_back_what_does_not_help() -> No
     careful, trusting = ReactRule(errors=0.0), ReactRule(errors=None)
     assert ops(play(Reaction(careful, SPEC), [at(50, legal=ripe, **good), at(50, legal=ripe, **bad)])) == ["fossilize", "prune"]
     assert ops(play(Reaction(trusting, SPEC), [at(50, legal=ripe, **bad)])) == ["fossilize"]
+
+
+def test_a_rule_that_teaches_wants_a_seed_until_its_pupil_plants() -> None:
+    fallen = [at(level) for level in (70, 60, 60, 60, 54, 50)]
+    wait, plant = [0, 0, 0], [Op.GERMINATE, 0, 0]
+    rule = Reaction(ReactRule(trigger="drop", threshold=9.5), SPEC)
+    assert advised(rule, fallen) == [wait, *[plant] * 5]
+    assert advised(rule, fallen, follows=[2]) == [wait, plant, plant, wait, wait, plant]
+    searched = ReactConfig().build(SPEC, seed=0)
+    searched.play(rule.rule)
+    assert advised(searched, fallen) == [wait, *[plant] * 5]
+
+
+def test_a_bandit_that_teaches_wants_its_seed_kept_until_its_pupil_keeps_it() -> None:
+    bandit, rng = ReactBanditConfig(drop=10.0).build(SPEC, seed=0), np.random.default_rng(0)
+    for _ in range(60):
+        bandit.begin(0)
+        state = bandit.start(4)
+        for step, level in enumerate([70, 40, 40]):
+            seen = at(level, step=step)
+            decision = bandit.act(seen, state, is_init=NEW_N, uniform=rng.random((4, len(Head))))
+            state = decision.state
+            bandit.observe(transition(seen, decision, 1.0 * (decision.action[:, Head.OP] == Op.GERMINATE)))
+        bandit.learn(0.0)
+    ripe = at(40, legal={Op.FOSSILIZE: [0, 1, 2]}, slot_stage_holding=1.0)
+    seen = [at(70, step=0), at(40), ripe, ripe, ripe, ripe]
+    assert [op for op, *_ in advised(bandit, seen, follows=[1])] == [Op.WAIT, Op.GERMINATE, *[Op.FOSSILIZE] * 4]
+    assert [op for op, *_ in advised(bandit, seen, follows=[1, 3])] == [
+        Op.WAIT,
+        Op.GERMINATE,
+        *[Op.FOSSILIZE] * 2,
+        *[Op.WAIT] * 2,
+    ]
 
 
 def test_without_growth_potential_no_rule_uses_it() -> None:

@@ -13,6 +13,7 @@ from esper.agent.scripted.greedy import GreedyPotentialConfig
 from esper.buffer.transition import Decision, State
 from esper.env.actions import EnvSpec, Head, Observation, Op
 from esper.env.observation import HOST_FEATURES, log_potential, slot_table
+from tests.agent.staged import advised
 from tests.agent.toy_envs import blank, make_spec
 
 SPEC: EnvSpec = replace(
@@ -93,6 +94,15 @@ def test_a_pruned_blueprint_is_tried_again_in_a_new_host_only() -> None:
     assert again.action[:, [Head.SLOT, Head.BLUEPRINT]].tolist() == [[1, 1], [1, 0]]
     assert decide(see(0), again.state, at=1).state["failed"].sum() == 0
     assert torch.equal(again.state["failed"], after.state["failed"])
+
+
+def test_a_blueprint_that_was_not_pruned_after_all_has_not_failed() -> None:
+    failing = see(legal={Op.FOSSILIZE: [1], Op.PRUNE: [1]}, **worth(0.0, 1.0))
+    failing.blueprints[:, 1] = 0
+    agent = GreedyPotentialConfig(threshold=0.005).build(SPEC, seed=0)
+    prune, best, second = [Op.PRUNE, 1, 0], [Op.GERMINATE, 1, 0], [Op.GERMINATE, 1, 1]
+    assert advised(agent, [failing, see(), see()]) == [prune, best, best]
+    assert advised(agent, [failing, see(), see()], follows=[0]) == [prune, second, second]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.agent.best_of_random import BestOfRandomConfig
 from esper.agent.scripted.schedule import OPS, ActionConfig, ActionLists, ScheduleConfig
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
@@ -17,7 +18,7 @@ from esper.lifecycle.stages import Stage
 from esper.task.instances import Split
 from esper.training.environment import build_env
 from esper.training.play import play
-from tests.agent.staged import SPEC, decide, ops, see
+from tests.agent.staged import SPEC, advised, decide, ops, see
 from tests.agent.toy_envs import random_observation
 
 FREE = HeadsConfig(style="free", tempo="free", alpha_target="free", alpha_speed="free", alpha_curve="free")
@@ -88,6 +89,20 @@ def test_each_action_is_taken_once_as_soon_as_it_is_due_and_legal() -> None:
     slow_gated = [Op.GERMINATE, 1, 2, list(STYLES).index("gated"), list(TEMPOS).index("slow"), PINNED[Head.ALPHA_TARGET], 0, 0]
     usual = [Op.GERMINATE, 0, 0, *(PINNED[head] for head in (Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET)), 0, 0]
     assert done == [wait, wait, slow_gated, usual, wait, wait, [Op.FOSSILIZE, 1, *wait[2:]], wait]
+
+
+def test_a_list_that_teaches_goes_on_once_its_pupil_has_followed() -> None:
+    config = written({"at": 1, "slot": 1, "blueprint": "blueprint2"}, {"at": 2, "slot": 0, "blueprint": "blueprint0"})
+    seen = [see(step, legal={Op.GERMINATE: [0, 1, 2]}) for step in range(6)]
+    for one in seen:
+        one.legal_values[:] = True
+    wait, first, second = [0, 0, 0], [Op.GERMINATE, 1, 2], [Op.GERMINATE, 0, 0]
+    controller = config.build(SPEC, seed=0)
+    assert advised(controller, seen) == [wait, *[first] * 5]
+    assert advised(controller, seen, follows=[2, 3]) == [wait, first, first, second, wait, wait]
+    searched = BestOfRandomConfig().build(SPEC, seed=0)
+    searched.play(config.actions)
+    assert advised(searched, seen) == [wait, *[first] * 5]
 
 
 def test_seeds_advance_when_no_action_is_due_unless_the_list_advances_them() -> None:

@@ -22,7 +22,7 @@ from esper.agent.scripted.schedule import ActionConfig, ScheduleConfig
 from esper.env.actions import PINNED, RELEVANT, Head, Observation, Op, parameters_legal, segments
 from esper.env.observation import HOST_FEATURES, FeatureTable, slot_table
 from esper.lifecycle.stages import Stage, empty
-from tests.agent.staged import SPEC, decide, ops, see
+from tests.agent.staged import SPEC, advised, decide, ops, see
 from tests.agent.toy_envs import random_observation
 from tests.env_fixtures import View
 
@@ -222,6 +222,13 @@ def test_blueprints_rotate_and_a_new_host_starts_from_the_first() -> None:
     germinate, wait = int(Op.GERMINATE), [int(Op.WAIT), 0]
     assert [host0 for host0, _ in planted] == [[germinate, turn] for turn in (0, 1, 2, 0, 0)]
     assert [host1 for _, host1 in planted] == [wait, wait, [germinate, 0], [germinate, 1], wait]
+
+
+def test_a_heuristic_that_teaches_counts_the_seeds_of_its_pupil() -> None:
+    agent = HeuristicConfig(patience=0).build(SPEC, seed=0)
+    seen = [see(step, legal={Op.GERMINATE: [0]}) for step in range(5)]
+    assert [blueprint for *_, blueprint in advised(agent, seen)] == [0] * 5
+    assert [blueprint for *_, blueprint in advised(agent, seen, follows=[1, 2])] == [0, 0, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
