@@ -23,7 +23,7 @@ held_out = esper.make_vec_env(overrides, num_envs=HOSTS, split="held_out")
 
 def mean_return(act):
     """Return the mean return of hosts that no agent trains on."""
-    seen, _ = held_out.reset(options={"episode": 0})
+    seen, _ = held_out.reset(seed=0)
     total = 0.0
     for _ in range(held_out.num_steps):
         seen, reward, *_ = held_out.step(act(seen))

@@ -18,6 +18,7 @@ HOSTS = 32
 updates, overrides = int(sys.argv[1]) if len(sys.argv) > 1 else 50, sys.argv[2:]
 env = TorchRLEnv(esper.make_vec_env(overrides, num_envs=HOSTS, flat=True))
 torch.manual_seed(0)
+env.set_seed(0)
 inputs, sizes = env.observation_spec["observation"].shape[-1], env.action_spec.nvec[0].tolist()
 
 

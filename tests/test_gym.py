@@ -4,6 +4,8 @@ import multiprocessing
 import pickle
 import re
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,7 @@ def test_one_host_and_many_are_the_same_hosts() -> None:
 
 def test_the_flat_observation_holds_all_parts() -> None:
     dicts, flat = make_env(SANDBOX), make_env(SANDBOX, flat=True)
-    dicts.reset(), flat.reset()
+    dicts.reset(seed=0), flat.reset(seed=0)
     seen, vector = dicts.step(GERMINATE)[0], flat.step(GERMINATE)[0]
     kinds = len(dicts.population.layout.blueprint_names) + 1
     parts = [seen[name].ravel() for name in ("features", "slots", "legal_slots", "legal_values")]
@@ -113,6 +115,21 @@ def test_a_pickle_starts_anew() -> None:
     assert np.array_equal(again.reset()[0], first)
     many = pickle.loads(pickle.dumps(make_vec_env(SANDBOX, num_envs=3)))
     assert many.reset()[0]["features"].shape == (3, 1)
+
+
+@pytest.mark.parametrize("make", [make_env, partial(make_vec_env, num_envs=2)])
+def test_without_a_seed_every_environment_draws_a_root_that_repeats_its_episodes(make: Callable[..., Any]) -> None:
+    first, second = make(SANDBOX), make(SANDBOX)
+    infos = [env.reset()[1] for env in (first, second, pickle.loads(pickle.dumps(first)))]
+    roots = {int(np.ravel(info["root"])[0]) for info in infos}
+    assert len(roots) == 3
+    assert first.population.root == np.ravel(infos[0]["root"])[0]
+    seen, info = first.reset(options={"episode": 4})
+    assert np.array_equal(info["root"], infos[0]["root"]), "drawn once"
+    root, number = (int(np.ravel(info[name])[0]) for name in ("root", "episode"))
+    again, _ = second.reset(seed=root, options={"episode": number})
+    assert all(np.array_equal(again[name], seen[name]) for name in seen)
+    assert np.all(make([*SANDBOX, "seed=3"]).reset()[1]["root"] == 3)
 
 
 def test_pictures_show_the_life_of_the_slots() -> None:

@@ -30,8 +30,8 @@ INFO = {
 
 @dataclass(frozen=True)  # without slots: DACBench reads __dict__
 class GrowthInstance:
-    """One host. Its weights, data and defects follow from the episode, from the root seed in the overrides (`seed=0`), and from
-    whether the test set is in use, whose hosts no policy trains on."""
+    """One host. Its weights, data and defects follow from the episode, from the root seed in the overrides (0 without
+    `seed=`), and from whether the test set is in use, whose hosts no policy trains on."""
 
     episode: int
 
@@ -72,7 +72,7 @@ class DACEnv(AbstractEnv):  # pyright: ignore[reportUntypedBaseClass]
         """Return the host environment of the set in use, built when it is first needed."""
         split = Split.HELD_OUT if self.test else Split.TRAINING
         if split not in self._hosts:
-            self._hosts[split] = HostEnv(self._overrides, flat=True, split=split)
+            self._hosts[split] = HostEnv(self._overrides, preset=["seed=0"], flat=True, split=split)
         return self._hosts[split]
 
 

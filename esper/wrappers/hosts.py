@@ -31,10 +31,13 @@ WITHOUT_EFFECT = ("buffer", "checkpoints", "experiment", "policy_seed", "resume"
 """Root keys of a training run that an environment does not read."""
 FRAMES = 4
 """Frames per second of a video; each shows one host epoch more."""
+ROOTS = 2**31
+"""Number of root seeds that are drawn from."""
 
 
 class HostEnv(SingleHostEnv):
-    """One host as a Gymnasium environment; see `make_env`. A copy made by pickle starts anew, from the first episode."""
+    """One host as a Gymnasium environment; see `make_env`. A copy made by pickle starts anew, from the first episode, with a root
+    of its own if it has no seed."""
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": FRAMES}  # noqa: RUF012  (as in Gymnasium)
 
@@ -51,6 +54,7 @@ class HostEnv(SingleHostEnv):
         super().__init__(_build(preset, overrides, num_envs=1, split=split))
         self.metadata, self.render_mode = HostEnv.metadata, _checked(render_mode)
         self._again = partial(HostEnv, overrides, preset=preset, flat=flat, split=split, render_mode=render_mode)
+        self._seeded = _has_seed(preset, overrides)
         self.num_steps = self.population.num_steps
         self._flat, self._film = flat, Film(self.population.layout)
         if flat:
@@ -60,11 +64,18 @@ class HostEnv(SingleHostEnv):
         return self._again, ()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """See `SingleHostEnv.reset`."""
-        seen, info = super().reset(seed=seed, options=options)
+        """See `SingleHostEnv.reset`, and `make_env` for a `seed` that is never given.
+
+        Returns:
+            The observation, and an info with the `root` seed of all random streams and the number of the `episode`.
+        """
+        if seed is None and not self._seeded:
+            seed = int(self.np_random.integers(ROOTS))
+        self._seeded = True
+        seen, _ = super().reset(seed=seed, options=options)
         if self.population.time == 0:  # else the host goes on after a rollback
             self._film.start()
-        return self._convert(seen), info
+        return self._convert(seen), {"root": self.population.root, "episode": self.population.episode}
 
     def step(self, action: npt.NDArray[np.int64]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """See `SingleHostEnv.step`."""
@@ -86,7 +97,7 @@ class HostEnv(SingleHostEnv):
 
 class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
     """N hosts that train as one program, as a Gymnasium vector environment; see `make_vec_env`. A copy made by pickle starts
-    anew, from the first episode."""
+    anew, from the first episode, with a root of its own if it has no seed."""
 
     metadata: dict[str, Any] = {  # noqa: RUF012  (as in Gymnasium)
         "autoreset_mode": AutoresetMode.SAME_STEP,
@@ -109,10 +120,11 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
             HostsEnv, overrides, num_envs=num_envs, preset=preset, flat=flat, split=split, render_mode=render_mode
         )
         self._show(_build(preset, overrides, num_envs=num_envs, split=split), flat=flat, render_mode=render_mode)
+        self._seeded = _has_seed(preset, overrides)
 
     @classmethod
     def of(cls, build: Callable[[], Environment], *, flat: bool = False, render_mode: str | None = None) -> "HostsEnv":
-        """Wrap the hosts that a function builds; it must be picklable if copies are made."""
+        """Wrap the hosts that a function builds, with their root seed; it must be picklable if copies are made."""
         env = cls.__new__(cls)
         env._again = partial(cls.of, build, flat=flat, render_mode=render_mode)
         env._show(build(), flat=flat, render_mode=render_mode)
@@ -120,7 +132,7 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
 
     def _show(self, population: Environment, *, flat: bool, render_mode: str | None) -> None:
         """Set up what Gymnasium sees of the hosts."""
-        self.population, num_envs = population, population.num_envs
+        self.population, num_envs, self._seeded = population, population.num_envs, True
         self.num_envs, self.render_mode = num_envs, _checked(render_mode)
         self.num_steps = population.num_steps
         self.flat, self._film = flat, Film(population.layout)
@@ -138,12 +150,19 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
         """Return the first observations of the next episode.
 
         Args:
-            seed: new root of all random streams; episodes then start from 0.
+            seed: new root of all random streams; episodes then start from 0. See `make_env` for one that is never given.
             options: `{"episode": e}` starts the hosts of that episode.
+
+        Returns:
+            Observations, and an info with the `root` and the `episode` of each host, which are those of all.
         """
+        if seed is None and not self._seeded:
+            seed = int(self.np_random.integers(ROOTS))
+        self._seeded = True
         self._now, info = self.population.reset(seed=seed, options=options)
         self._film.start()
-        return self._convert(self._now), info
+        known = {"root": self.population.root, "episode": self.population.episode}
+        return self._convert(self._now), info | {name: np.full(self.num_envs, value) for name, value in known.items()}
 
     def step(self, actions: npt.NDArray[np.int64]) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Carry out one action per host and train all hosts for an epoch. An illegal action has no effect.
@@ -205,6 +224,9 @@ def make_env(
 ) -> HostEnv:
     """Return an environment of one host.
 
+    Its random streams have one root: the `seed` of `reset`, or `seed=` among the overrides. Without either, as is usual in
+    Gymnasium, the first `reset` draws a root, so that copies differ.
+
     Args:
         overrides: what runs, as on the command line: `["task=digits_drift", "steps=30", "reward=sparse"]`. Keys of Esper's own
             agents and runs, such as `updates`, are refused; `agent.gamma` (for potential-based shaping) and `agent.heads` count.
@@ -249,6 +271,11 @@ def _build(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, sp
         if key in WITHOUT_EFFECT or override.startswith("agent="):
             raise ConfigError(f"{override} has no effect in an environment, since another library trains the agent: leave it out")
     return build_env(config_of(["agent=wait", *others, f"hosts={num_envs}"]), split=Split(split))
+
+
+def _has_seed(preset: Sequence[str], overrides: Sequence[str]) -> bool:
+    """Return whether overrides set the root seed."""
+    return any(root_key(override) == "seed" for override in (*preset, *overrides))
 
 
 def _checked(render_mode: str | None) -> str | None:

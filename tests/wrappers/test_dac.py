@@ -62,6 +62,12 @@ def test_instances_are_the_hosts_of_episodes_and_the_test_set_holds_others() -> 
         assert equal(episode(esper.make_env(SMALL, flat=True, split=split), episode=7), found)
 
 
+def test_without_a_seed_in_the_overrides_instances_stay_the_same() -> None:
+    envs = [GrowthBenchmark(overrides=SMALL[:2]).get_environment() for _ in range(2)]
+    assert equal(episode(envs[0], instance_id=7), episode(envs[1], instance_id=7))
+    assert equal(episode(esper.make_env([*SMALL[:2], "seed=0"], flat=True), episode=7), episode(envs[0], instance_id=7))
+
+
 def test_instances_follow_one_another_and_gymnasium_finds_no_fault() -> None:
     env = GrowthBenchmark(overrides=SMALL).get_environment()
     first, second = episode(env), episode(env)
