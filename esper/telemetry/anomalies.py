@@ -85,6 +85,9 @@ class AnomaliesConfig:
 AT_ONCE = frozenset({"ratio_explosion", "kl_spike", "nonfinite", "exploding_gradient"})
 """Kinds that are reported after one update; the others must persist."""
 
+EXPLORATION = frozenset({"entropy_collapse", "monoculture"})
+"""Kinds that are not checked in updates that imitate a teacher, since no setting of the entropy bonus has an effect there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -198,7 +201,8 @@ def find(metrics: Mapping[str, float], config: AnomaliesConfig, decisions: int) 
         decisions: number of decisions in the update, forced ones included.
     """
     found: list[Anomaly] = []
-    for rule in RULES:
+    imitates = "policy/imitation_loss" in metrics
+    for rule in (rule for rule in RULES if not (imitates and rule.kind in EXPLORATION)):
         threshold, least = getattr(config, rule.threshold), getattr(config, rule.least)
         word = rule.tag.partition("<")[2].rstrip(">")
         for name in WORDS.get(word, ("",)):

@@ -21,13 +21,20 @@ HEALTHY = {tag: 0.5 for row in METRICS if row.tag.startswith("policy/") for tag 
     "audit/ransomware": 0.01,
     "audit/goodhart": 0.9,
 }
-"""Measured metrics of an update without anomalies."""
+del HEALTHY["policy/imitation_loss"]
+"""Measured metrics of an update without anomalies, which does not imitate."""
 CONFIG = AnomaliesConfig()
 
 
 def found(config: AnomaliesConfig = CONFIG, **changes: float) -> list[Anomaly]:
     """Return the anomalies of a healthy update with some changes, by the names of tags without their group."""
     return find(changed(**changes), config, DECISIONS)
+
+
+def test_exploration_is_not_judged_while_a_policy_imitates() -> None:
+    collapsed = changed(entropy_share_op=0.0, top_blueprint_share=1.0, kl_of_target=9.0)
+    assert [one.kind for one in find(collapsed, CONFIG, DECISIONS)] == ["entropy_collapse", "kl_spike", "monoculture"]
+    assert [one.kind for one in find(collapsed | {"policy/imitation_loss": 0.3}, CONFIG, DECISIONS)] == ["kl_spike"]
 
 
 def changed(**changes: float) -> dict[str, float]:
