@@ -54,7 +54,7 @@ class ShardPool(HostPool):
         self._sensing = ThreadPoolExecutor(1, "sensor", torch.set_num_threads, (1,))
         self.deal(devices)
         resident = {find_device(name): config.resident for name, config in devices.items()}
-        self._data = {device: place_data(self.task.data, device, resident[device]) for device, _ in self.places}
+        self._data = {device: place_data(self.task.data, device, kept) for device, kept in resident.items()}
 
     def deal(self, devices: Mapping[str, DeviceConfig]) -> None:
         """Deal the hosts to shards from the next `start` on; the devices stay the same."""

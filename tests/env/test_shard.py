@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from esper.env import shard_pool as shard_pool_module
 from esper.env.actions import PARAMETER_HEADS, PINNED, RELEVANT, Head, Op, legal_values, parameters_legal
 from esper.env.devices import DeviceConfig, find_device
 from esper.env.host_pool import PoolParts
@@ -206,9 +207,13 @@ def pool_of(task, devices, num_hosts, **changes):
     return pool
 
 
-def test_incubation_and_seeds_reach_the_right_shard(small_task):
-    devices = {"cpu": DeviceConfig(members_per_shard=1)}
+def test_incubation_and_seeds_reach_the_right_shard_and_data_is_placed_once(small_task, monkeypatch):
+    """Were it placed for each shard, the memory that one copy takes would decide where the next one lies."""
+    devices, placed = {"cpu": DeviceConfig(members_per_shard=1)}, []
+    place = shard_pool_module.place_data
+    monkeypatch.setattr(shard_pool_module, "place_data", lambda *given: (placed.append(given[1:]), place(*given))[1])
     shard_pool = pool_of(small_task, devices, 2, incubation=Incubation.closed_loop)
+    assert placed == [(CPU, None)]
     assert [shard.network.incubation for shard in shard_pool.shards] == [Incubation.closed_loop] * 2
     shard_pool.plant(1, 0, 1, (0, "seed_init"), Blend.GATE)
     assert [list(shard.network.banks) for shard in shard_pool.shards] == [[], [(0, 1, True)]]
