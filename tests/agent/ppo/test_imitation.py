@@ -11,16 +11,16 @@ import torch
 
 from esper.agent.base import Controller
 from esper.agent.ppo.advantages import Baseline
-from esper.agent.ppo.imitation import imitation_loss, teacher_actions
+from esper.agent.ppo.imitation import SMOOTHING, imitation_loss, teacher_actions
 from esper.agent.ppo.losses import Surrogate
 from esper.agent.ppo.ppo import PPO, PPOConfig
-from esper.agent.scripted.base import Scripted, UniformArray, compose
+from esper.agent.scripted.base import RandomConfig, Scripted, UniformArray, compose
 from esper.buffer.rollout import Rollout
 from esper.buffer.transition import Decision, State
-from esper.env.actions import Head, Observation, Op
+from esper.env.actions import RELEVANT, Head, Observation, Op
 from esper.lifecycle.stages import IntArray
 from tests.agent.small_policy import SPEC, generator, make, update
-from tests.agent.toy_envs import ToyEnv, blank, learn, play, random_rollout
+from tests.agent.toy_envs import ToyEnv, blank, learn, play, random_observation, random_rollout
 
 
 class Second(Scripted):
@@ -107,11 +107,17 @@ def test_only_the_first_updates_imitate(options: dict[str, Any]) -> None:
     first = update(agent, progress=0.49)
     assert first["imitation_loss"] > 0
     assert first["minibatches_skipped"] == 0, "a step of imitation may be large"
-    assert all(math.isnan(first[name]) for name in ("kl", "kl_of_target", "ratio_max", "clip_fraction"))
+    names = ("kl", "kl_of_target", "ratio_max", "clip_fraction", "policy_loss", "entropy_coef")
+    assert all(math.isnan(first[name]) for name in names)
     later = update(agent, progress=0.5)
     assert "imitation_loss" not in later
     assert later["minibatches_skipped"] > 0
-    assert all(math.isfinite(later[name]) for name in ("kl", "kl_of_target", "ratio_max", "clip_fraction"))
+    assert all(math.isfinite(later[name]) for name in names)
+    assert "imitation_loss" not in update(agent, progress=0.1), "a longer run does not imitate again"
+    restored = make(teacher="x", imitation=0.5, **options)
+    restored.follow(Second(SPEC))
+    restored.load_state_dict(agent.state_dict())
+    assert "imitation_loss" not in update(restored, progress=0.1)
     assert "imitation_loss" not in update(make(), progress=0.0)
     assert PPOConfig(teacher="x").imitates == "x"
 
@@ -131,3 +137,82 @@ def test_the_loss_is_the_cross_entropy_over_decisions_however_rows_are_cut() -> 
     assert losses[0] == pytest.approx(expected, rel=1e-5)
     assert losses[1] == pytest.approx(expected, rel=1e-5)
     assert losses[2] != pytest.approx(expected, rel=1e-3), "rollouts of earlier policies are labelled, too"
+
+
+def test_a_policy_still_explores_when_ppo_takes_over() -> None:
+    env = Marks(SPEC, np.random.default_rng(0))
+    agent = learn(env, 0, teacher="x", imitation=0.5)  # with twins, whose advantages are 0 where they act alike
+    agent.follow(Second(SPEC))
+    for number in range(40):
+        last = agent.update(play(agent, env), progress=number / 100, generator=generator(number))
+    assert min(last["entropy_share_op"], last["entropy_share_slot"], last["entropy_share_blueprint"]) > 0.1
+    assert last["entropy_share_op"] < 0.5
+    first = agent.update(play(agent, env), progress=0.5, generator=generator())
+    assert first["kl"] > 1e-4
+
+
+def test_targets_are_smoothed_over_legal_values_of_the_heads_that_matter() -> None:
+    agent = make()
+    seen = random_observation(SPEC, np.random.default_rng(3), free=True)
+    rollout = random_rollout(agent, np.random.default_rng(0), observe=lambda t: seen)
+    distribution = agent.network.unroll(rollout.seen, agent.start(8), rollout.is_init_TN, None)[0].distribution
+    taught_BH = distribution.sample(torch.rand(48, len(Head), generator=generator()).double())
+    expected = torch.zeros(48)
+    for row, action in enumerate(taught_BH.tolist()):
+        op, slot = action[Head.OP], action[Head.SLOT]
+        heads = [(distribution.op_BO[row], op)] + [(distribution.slot_BOS[row, op], slot)] * bool(RELEVANT[op, Head.SLOT])
+        heads += [(part[row, slot], action[head]) for (of, head), part in distribution.parameters.items() if of == op]
+        for log_prob_W, chosen in heads:
+            legal_W = log_prob_W > -1e8
+            target_W = SMOOTHING * legal_W / legal_W.sum()
+            target_W[chosen] += 1 - SMOOTHING
+            expected[row] -= (target_W * log_prob_W)[legal_W].sum()
+    torch.testing.assert_close(imitation_loss(distribution, taught_BH), expected.detach(), check_dtype=False)
+
+
+class Blind(Scripted):
+    """Prunes the first slot, whether there is a seed or not."""
+
+    def choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
+        return np.full((len(observation.features), len(Head)), [Op.PRUNE, *[0] * 7])
+
+
+def test_an_illegal_label_is_an_error_that_names_the_teacher() -> None:
+    agent = make(teacher="blind")
+    agent.follow(Blind(SPEC))
+    with pytest.raises(
+        ValueError, match=r"^agent\.teacher=blind chose prune \(slot 0, .*\), which is illegal there"
+    ):
+        update(agent)
+
+
+def test_a_random_teacher_draws_its_actions_anew_in_every_update() -> None:
+    def labels(number: int) -> torch.Tensor:
+        agent = make(teacher="random", epochs=1)
+        agent.follow(RandomConfig().build(SPEC, seed=0))
+        agent._number = number
+        rollout = random_rollout(agent, np.random.default_rng(0))
+        agent.update(rollout, progress=0.0, generator=generator())
+        assert rollout.taught_TNH is not None
+        return rollout.taught_TNH[~rollout.forced_TN]
+
+    waits = (labels(0)[:, Head.OP] == Op.WAIT).float().mean().item()
+    assert 0.1 < waits < 0.6
+    assert torch.equal(labels(0), labels(0))
+    assert not torch.equal(labels(0), labels(1))
+
+
+def test_a_teacher_sees_each_rollout_of_a_window_once_with_its_own_hosts() -> None:
+    agent, teacher, asked = make(teacher="x", epochs=1), Second(SPEC), list[int]()
+    start = teacher.start
+    teacher.start = lambda num_hosts: asked.append(num_hosts) or start(num_hosts)
+    agent.follow(teacher)
+    window: list[Rollout] = []
+    for seed in range(3):
+        window.insert(0, random_rollout(agent, np.random.default_rng(seed)))
+        agent.update(window[0], progress=0.0, generator=generator(), earlier=window[1:])
+        window = [Rollout.from_state(rollout.state_dict()) for rollout in window]  # as in a resumed run
+    assert asked == [8, 8, 8]
+    assert "imitation_loss" not in agent.update(
+        random_rollout(agent, np.random.default_rng(9)), progress=0.5, generator=generator(), earlier=window
+    )
