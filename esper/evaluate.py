@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from esper.agent.best_of_random import Times
-from esper.checkpoint import digest_of, write_whole
+from esper.checkpoint import write_whole
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides, show_help
 from esper.cli.overrides import config_of
@@ -43,7 +43,7 @@ from esper.ranges import check_ranges
 from esper.telemetry.text import counted
 from esper.training.config_io import to_plain
 from esper.training.provenance import versions
-from esper.training.resume import find_checkpoint, may_hold_checkpoint, run_of
+from esper.training.resume import may_hold_checkpoint, run_of
 from esper.training.run_folder import PAGE, writing_reports
 
 
@@ -63,9 +63,9 @@ class EvaluateConfig:
     same with the most probable actions (agent=ppo); replay, the topologies that `policy` kept, grown from the start, host by
     host; and the names of agents that need no training. Empty: all but replay. `wait` is always included."""
     schedules: bool = False
-    """If true, also search the best fixed schedule of one seed, an oracle that picks the best schedule for each kind of host, and
-    the best static net, whose one seed is active from initialisation, without incubation. All are chosen on other hosts, by
-    their return."""
+    """If true, also search the best schedule of one seed, planted in the first epoch, an oracle that picks the best such schedule
+    for each kind of host, and the best static net, whose one seed is active from initialisation, without incubation. All are
+    chosen on other hosts, by their return."""
     online: bool = False
     """If true, also measure test accuracy after every host epoch, and report its mean over the episode. Takes longer."""
     search_per_host: list[str] = field(default_factory=lambda: list[str]())
@@ -150,16 +150,15 @@ def main(arguments: list[str]) -> None:
         asked = parse([argument for argument in arguments if not is_run_override(argument)])
         if may_hold_checkpoint(asked.checkpoint):
             rehearsal.end(shows=True)
-        path = find_checkpoint(asked.checkpoint, "checkpoint")
         overrides = [argument for argument in arguments if is_run_override(argument)]
         with heard_by(StatusLine(sys.stderr)):
             notice(f"building {asked.hosts} held-out hosts")
             evaluation = Evaluation.load(
-                str(path), hosts=asked.hosts, episode=asked.episode, online=asked.online, overrides=overrides
+                asked.checkpoint, hosts=asked.hosts, episode=asked.episode, online=asked.online, overrides=overrides
             )
             notice()
-        folder = run_of(path)
-        evaluation.journal = _journal(folder, path, evaluation, asked)
+        folder = run_of(evaluation.checkpoint)
+        evaluation.journal = _journal(folder, evaluation, asked)
         try:
             report = _evaluate(evaluation, asked)
         except KeyboardInterrupt:
@@ -195,11 +194,11 @@ def _refuse_bare_folder(arguments: list[str]) -> None:
             raise ConfigError(f"{argument} is given without a key: did you mean checkpoint={argument}?")
 
 
-def _journal(folder: Path, checkpoint: Path, evaluation: Evaluation, asked: EvaluateConfig) -> Journal:
+def _journal(folder: Path, evaluation: Evaluation, asked: EvaluateConfig) -> Journal:
     """Return the journal of this evaluation, with what an earlier process kept, after a line about it."""
     settings = {name: value for name, value in asdict(asked).items() if name not in ("checkpoint", "details")}
     code, config = versions(), to_plain(evaluation.config)
-    facts = {"checkpoint": digest_of(checkpoint), "code": code["source"], "plugins": code.get("plugins"), "config": config}
+    facts = {"checkpoint": evaluation.digest, "code": code["source"], "plugins": code.get("plugins"), "config": config}
     facts |= evaluation.env.hparams()  # the fingerprint of the data
     journal = Journal(folder, facts | {"settings": settings})
     known = journal.recall(LATENCY)

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import warnings
 from io import StringIO
 from types import SimpleNamespace
 
@@ -57,6 +59,18 @@ def test_search_adds_the_best_schedule_the_oracle_and_the_best_static_net(folder
     searched = EvaluateConfig(checkpoint=str(folder), controllers=["wait"], search_per_host=["tpe"])
     assert growths(evaluation, searched, None) == 2, "searches are compared with the policy"
     assert [name.split(" (")[0] for name in outcomes] == ["wait", "best schedule", "oracle schedule by kind", "best static net"]
+
+
+def test_schedules_that_plant_before_any_event_are_weak_references(folder, monkeypatch):
+    evaluation = Evaluation.load(str(folder), hosts=2)
+    monkeypatch.setattr(evaluation, "choose", lambda **_: Choice(best="wait", for_kind={}, flops=0, seconds=0))
+    monkeypatch.setattr(evaluation, "grow_schedules", lambda _: (None, None))
+    monkeypatch.setattr(evaluation, "grow_static", lambda _: None)
+    with warnings.catch_warnings(action="error"):
+        evaluation.search()
+    evaluation.config.task.events.kinds.append("rotate")
+    with pytest.warns(UserWarning, match="plant in the first host epoch only, and this task has events later: .*event_oracle"):
+        evaluation.search()
 
 
 def test_the_oracle_knows_kinds_without_their_events_and_counts_the_unseen(folder, monkeypatch):
@@ -333,6 +347,20 @@ def test_a_missing_checkpoint_ends_with_one_line_and_exit_code_2(tmp_path, capsy
     assert capsys.readouterr().err.count("\n") == 1
     with pytest.raises(ConfigError):
         find_checkpoint(str(tmp_path), "checkpoint")
+
+
+def test_the_training_may_remove_a_checkpoint_that_was_read(folder, tmp_path, monkeypatch, capsys):
+    copied, load = shutil.copytree(folder, tmp_path / "copied"), Evaluation.load
+
+    def load_while_training(checkpoint, **given):
+        evaluation = load(checkpoint, **given)
+        evaluation.checkpoint.rename(evaluation.checkpoint.with_name("checkpoint_000009.pt"))
+        return evaluation
+
+    monkeypatch.setattr(Evaluation, "load", load_while_training)
+    main([f"checkpoint={copied}", "hosts=2", "controllers=[wait]"])
+    assert (copied / "evaluation_000001_2_hosts_episode0.json").exists()
+    assert "cannot" not in capsys.readouterr().err
 
 
 def test_help_names_every_key(capsys):

@@ -4,7 +4,10 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from esper.lab.runs import Run, group_of, records_of
+from esper.lab.evaluation import EARLY
+from esper.lab.per_host import PREFIX, UNBUDGETED
+from esper.lab.runs import SEARCHED, STATIC_NET, Run, group_of, records_of
+from esper.lab.scoring import scored_config
 
 MIN_ENTROPY = 0.01
 """Share of the maximal entropy of the operation below which a policy no longer explores."""
@@ -19,6 +22,8 @@ BY_BLOCK = "task.split_seed"
 EPISODES = "hosts times updates"
 HOST_KEYS = ("host", "slots", "gates", "optimiser", "blueprint", "governor")
 """Groups that determine, with the data, what a host is and how it may grow."""
+AT_THE_START = (*SEARCHED, STATIC_NET, *(f"{PREFIX}{method}" for method in UNBUDGETED))
+"""Baselines whose seeds are planted at the start."""
 
 
 def anomalies(runs: Sequence[Run], overrides: Sequence[str] = ()) -> list[str]:
@@ -62,6 +67,21 @@ def other_hosts(runs: Sequence[Run], baselines: Sequence[str], overrides: Sequen
                 "baselines in an experiment of its own"
             )
     return found
+
+
+def early_baselines(runs: Sequence[Run], baselines: Sequence[str], overrides: Sequence[str] = ()) -> list[str]:
+    """Return a warning on baselines that plant in the first host epoch only, if the hosts that they grow have events later.
+
+    Args:
+        runs: finished runs, the first arm first.
+        baselines: baselines of the comparison.
+        overrides: evaluation overrides, which may choose another task.
+    """
+    early = [name for name in baselines if name in AT_THE_START]
+    if not early or not runs:
+        return []
+    config = scored_config(runs[0], overrides) if overrides else runs[0].config
+    return [f"{', '.join(early)}: these {EARLY}"] if config.get("task.events.kinds") else []
 
 
 def _different_data(runs: Sequence[Run], alike: Collection[str]) -> list[str]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from esper.config import ConfigError, root_key
 from esper.lab.advise import LEAST, LONGER, acting_alike, continuing, measured_spread, next_experiment, states, unfinished
-from esper.lab.cautions import anomalies, other_hosts
+from esper.lab.cautions import anomalies, early_baselines, other_hosts
 from esper.lab.costs import cost_table
 from esper.lab.design import AA_CONTROL, FILE, Design, command_of
 from esper.lab.evaluation import ONLINE, POLICIES
@@ -247,6 +247,7 @@ def compare(
     warnings = [*check_runs(runs, folders), *lost_looks(folders), *anomalies(finished, alike_by_plan)]
     warnings += repeated(design, folders[0]) if design and folders else []
     warnings += other_hosts(finished, config.baselines, [*overrides, *alike_by_plan])
+    warnings += early_baselines(finished, config.baselines, overrides)
     if len(finished) < len(runs) and not config.final:
         log(unfinished(runs, design, folders))
     if warnings and not all(scored_file(run, config.hosts, overrides).exists() for run in finished):  # before a long time

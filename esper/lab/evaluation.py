@@ -7,9 +7,11 @@ that of the committed network, host and fossils, on the test split of the data, 
 # N hosts
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,6 @@ import torch
 from esper.agent.base import Controller
 from esper.agent.scripted.replay import Replay, Topology, topologies
 from esper.agent.scripted.schedule import ScheduleConfig
-from esper.checkpoint import load_run
 from esper.cli.transfer import changes, transferred
 from esper.config import GROUPS, Config, ConfigError, root_key, standalone_agents
 from esper.env.actions import EnvSpec
@@ -37,11 +38,16 @@ from esper.training.config_io import from_plain
 from esper.training.environment import build_env
 from esper.training.estimate import check_memory
 from esper.training.play import play
-from esper.training.resume import find_checkpoint, warn_of_other_data
+from esper.training.resume import load_found, warn_of_other_data
 from esper.training.trained_agent import trained_agent
 
 ORACLE = "oracle schedule by kind"
-"""Name of the best schedule of one seed for each kind of host, chosen on other hosts."""
+"""Name of the best schedule of one seed, planted in the first epoch, for each kind of host, chosen on other hosts."""
+EARLY = (
+    "plant in the first host epoch only, and this task has events later: weak references; train agent=best_of_random, "
+    "agent=schedule_bandit and agent=event_oracle as well, which choose when to plant"
+)
+"""What to say about schedules, oracle and static net in a task with events."""
 ENOUGH = 4
 """Hosts that a kind needs for a schedule of its own. More: better choices, fewer such kinds."""
 POLICIES = ("policy", "policy_greedy")
@@ -163,6 +169,8 @@ class Evaluation:
         """Shows which controller grows the hosts, if set."""
         self.journal: Journal | None = None
         """Keeps the outcomes of every controller until the evaluation is written, if set."""
+        self.checkpoint, self.digest = Path(), ""
+        """The file that was loaded, and the digest of what was read; a training that goes on may have removed it since."""
         self.unseen = 0
         """Number of hosts whose kind was not among those that the last oracle was chosen on."""
         self.env = self._built(self.config)
@@ -174,7 +182,7 @@ class Evaluation:
         checkpoint: str, *, hosts: int, episode: int = 0, online: bool = False, overrides: Sequence[str] = ()
     ) -> "Evaluation":
         """Build the evaluation of a checkpoint: a file, or the newest one in the folder of a run."""
-        state = load_run(find_checkpoint(checkpoint, "checkpoint"))
+        path, state, digest = load_found(checkpoint, "checkpoint")
         found = Evaluation(
             from_plain(state["config"]),
             state["agent"],
@@ -185,6 +193,7 @@ class Evaluation:
             env_state=state["env"],
             updates=state["update"],
         )
+        found.checkpoint, found.digest = path, digest
         if not any(root_key(override) in ("task", "host") for override in overrides):
             warn_of_other_data(state, found.env.hparams())
         return found
@@ -277,8 +286,10 @@ class Evaluation:
         return env
 
     def search(self) -> dict[str, HostOutcomes]:
-        """Return the outcomes of the best fixed schedule of at most one seed, of the oracle, and of the best static net, all
-        chosen on other hosts."""
+        """Return the outcomes of the best schedule of at most one seed planted in the first epoch, of the oracle, and of the best
+        static net, all chosen on other hosts; warn if the task has events later."""
+        if self.config.task.events.kinds:
+            warnings.warn(f"schedule, oracle and static net {EARLY}", stacklevel=2)
         choice, static = self.choose(), self.choose(static=True)
         best, oracle = self.grow_schedules(choice)
         found = {f"best schedule ({choice.best})": best, ORACLE: oracle}
@@ -286,7 +297,7 @@ class Evaluation:
 
     @property
     def num_schedules(self) -> int:
-        """Number of schedules of at most one seed."""
+        """Number of schedules of at most one seed, planted in the first epoch."""
         return 1 + int(self.env.chosen_S.sum()) * len(self.env.layout.blueprint_names)
 
     def choose(self, *, static: bool = False, by: str = "return") -> Choice:
@@ -340,7 +351,7 @@ class Evaluation:
         return grown
 
     def _schedule(self, name: str) -> Controller:
-        """Return the schedule of one seed by its name, as in `conv_light in r0c1`, or `wait`."""
+        """Return the schedule of one seed, planted in the first epoch, by its name, as in `conv_light in r0c1`, or `wait`."""
         layout = self.env.layout
         if name == "wait":
             return self.controller(name)

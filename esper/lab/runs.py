@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from esper.checkpoint import Checkpoints, digest_of, load_run, update_of
+from esper.checkpoint import Checkpoints, load_run_and_digest, look_again, update_of
 from esper.config import CHECKPOINTS, FORMER, GROUPS, ConfigError, did_you_mean, standalone_agents, unknown_controller
 from esper.lab.design import FILE, Design, command_of
 from esper.lab.per_host import PREFIX, check_search
@@ -101,11 +101,11 @@ class CompareConfig:
     verdicts, and more false ones."""
     baselines: list[str] = field(default_factory=lambda: list[str]())
     """Controllers that also grow the held-out hosts of the first arm and are compared like arms: static, the topologies that its
-    policies kept, grown from the start; schedule, the best fixed schedule of one seed; oracle, the best schedule for each kind of
-    host; static_net, the best network with one seed that is active from initialisation, without incubation; agents that need no
-    training; and searches that train every host several times, as in search_random_4 for the best of 4 random schedules, see
-    search_per_host of esper.evaluate. schedule, oracle and static_net are chosen on other hosts; these and searches by return if
-    it is the outcome, else by validation accuracy."""
+    policies kept, grown from the start; schedule, the best schedule of one seed, planted in the first epoch; oracle, the best of
+    these for each kind of host; static_net, the best network with one seed that is active from initialisation, without
+    incubation; agents that need no training; and searches that train every host several times, as in search_random_4 for the best
+    of 4 random schedules, see search_per_host of esper.evaluate. schedule, oracle and static_net are chosen on other hosts; these
+    and searches by return if it is the outcome, else by validation accuracy."""
     against: str | None = None
     """Arm that all others are compared with; null compares every pair. Fewer pairs detect smaller differences."""
     strata: list[str] = field(default_factory=lambda: list[str]())
@@ -246,10 +246,14 @@ def _refuse_nothing(runs: Sequence[Run], folders: Sequence[Path]) -> None:
 
 
 def _read(folder: Path, arm: str, block: int, seed: int = 0) -> Run:
+    return look_again(lambda: _read_newest(folder, arm, block, seed))  # the run may go on
+
+
+def _read_newest(folder: Path, arm: str, block: int, seed: int) -> Run:
     newest = Checkpoints(folder / CHECKPOINTS).latest()
     if newest is None:
         return Run(arm=arm, block=block, folder=folder, seed=seed)
-    state = load_run(newest)
+    state, digest = load_run_and_digest(newest)
     plain = state["config"]
     return Run(
         arm=arm,
@@ -259,7 +263,7 @@ def _read(folder: Path, arm: str, block: int, seed: int = 0) -> Run:
         update=update_of(newest),
         updates=plain["values"]["updates"],
         config=flat(plain),
-        digest=digest_of(newest),
+        digest=digest,
         data=str(state["hparams"].get("data", "")),
     )
 

@@ -28,7 +28,8 @@ MEANINGS = {
     "policy_greedy": "the policy with its most probable actions",
     "replay": "the topologies that the policy kept, grown from the start",
     "wait": "never growing",
-    ORACLE: "knows the kind of each host: the best schedule of one seed for it, chosen on other hosts, so it can be beaten",
+    ORACLE: "knows the kind of each host: the best schedule of one seed for it, planted in the first epoch and chosen on other "
+    "hosts, so it can be beaten",
 }
 """Controllers whose classes do not say what they are on this page."""
 HEAD = (

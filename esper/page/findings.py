@@ -232,7 +232,8 @@ def oracle_sentence(report: Mapping[str, Any]) -> str:
     if own is None or ORACLE not in hosts:
         return ""
     difference = mean_interval(np.array(own) - np.array(hosts[ORACLE]["return"]))
-    said = f"against an oracle, the best schedule of one seed for each kind of host: {_paired(difference, len(own))}"
+    what = "an oracle, the best schedule of one seed, planted in the first epoch, for each kind of host"
+    said = f"against {what}: {_paired(difference, len(own))}"
     unseen = report.get("unseen_kinds")
     return (
         f"{said}; {unseen} of them are of kinds that it was not chosen on, and get the best overall schedule" if unseen else said

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.lab.cautions import anomalies, other_hosts
+from esper.lab.cautions import anomalies, early_baselines, other_hosts
 from esper.lab.runs import Run
 
 
@@ -47,3 +47,15 @@ def test_collapsed_policies_are_named(record: dict[str, float], sentence: str, m
     assert sentence in fault
     monkeypatch.setattr("esper.lab.cautions.records_of", lambda _: [dict.fromkeys(record, 0.5)])
     assert anomalies([Run(arm="a", block=0, folder=Path(), config={"hosts": 1})]) == []
+
+
+def test_baselines_that_plant_before_any_event_are_weak_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm, drifting = ({"task": "any", "task.events.kinds": kinds} for kinds in ([], ["rotate"]))
+    runs = {name: [Run(arm="a", block=0, folder=Path(), config=config)] for name, config in (("calm", calm), ("drift", drifting))}
+    asked = ["wait", "schedule", "oracle", "search_random_4", "search_enumerate"]
+    (warning,) = early_baselines(runs["drift"], asked)
+    assert warning.startswith("schedule, oracle, search_enumerate: these plant in the first host epoch only")
+    assert all(agent in warning for agent in ("best_of_random", "schedule_bandit", "event_oracle"))
+    assert early_baselines(runs["calm"], asked) == early_baselines(runs["drift"], ["wait"]) == []
+    monkeypatch.setattr("esper.lab.cautions.scored_config", lambda *_: drifting)
+    assert early_baselines(runs["calm"], asked, ["task=digits_drift"]) == [warning]

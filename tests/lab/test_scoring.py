@@ -106,7 +106,7 @@ def test_baselines_are_chosen_by_the_criterion_and_kept_with_it(
     assert {*stored["rows"]} == {*names, *(f"{name} by validation" for name in names[:4])}
     for by in ("return", "validation"):
         found = Scoring(hosts=2, baselines=names, arm=run.arm, by=by).read(run)
-        assert {*found["rows"]} == {*names}
+        assert {*names} <= {*found["rows"]}
         assert found["choice"]["seconds"] == found["choice"]["static_net"]["seconds"] == len(by)
         suffix = "" if by == "return" else " by validation"
         assert found["rows"]["search_random_2"] == stored["rows"][f"search_random_2{suffix}"]
