@@ -15,16 +15,18 @@ import os
 import re
 import warnings
 from collections import OrderedDict
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
 from esper.memory import memory_shortage
 from esper.ranges import check_ranges
+
+Value = TypeVar("Value")
 
 FORMAT = 3
 """Version of the file format, incremented when older files can no longer be read.
@@ -45,6 +47,10 @@ class FileError(ValueError):
 
 class CheckpointError(FileError):
     """A checkpoint cannot be used. The message is one sentence that names the file and the remedy."""
+
+
+class GoneError(CheckpointError):
+    """A checkpoint that does not exist, or no longer."""
 
 
 class FormatError(CheckpointError):
@@ -189,7 +195,11 @@ def load(path: Path | str) -> dict[str, Any]:
         CheckpointError: the file is missing, unreadable, damaged, of another format, not a checkpoint, or holds more than
             tensors and primitives. No code in it is executed.
     """
-    content = _verified(Path(path))
+    return _decoded(path, _verified(Path(path)))
+
+
+def _decoded(path: Path | str, content: bytes) -> dict[str, Any]:
+    """Return the state in the verified bytes of a file."""
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # the digest is right, so the content is the cause, or a lack of memory
@@ -230,12 +240,32 @@ def load_run(path: Path | str) -> dict[str, Any]:
     Raises:
         CheckpointError: the file cannot be used, or an entry is missing or of another type.
     """
-    state = load(path)
+    return load_run_and_digest(path)[0]
+
+
+def load_run_and_digest(path: Path | str) -> tuple[dict[str, Any], str]:
+    """Return the state of a run, as `load_run` does, and the digest that its bytes end with: a training that goes on may remove
+    the file at any moment."""
+    content = _verified(Path(path))
+    state = _decoded(path, content)
     with entries(path):
         for parts, kinds in ((state, _ENTRIES), (state["config"], dict.fromkeys(("choices", "options", "values"), dict))):
             if wrong := next((name for name, kind in kinds.items() if type(parts[name]) is not kind), None):
                 raise ValueError(f"its {wrong} is a {type(parts[wrong]).__name__}")
-    return state
+    return state, content[-64:].decode()
+
+
+def look_again(read: Callable[[], Value]) -> Value:
+    """Return what a function finds and loads, after a second call if its file vanished in between: a training that goes on
+    removes all but its newest checkpoints.
+
+    Raises:
+        GoneError: the file vanished again, or a file that was named never existed.
+    """
+    try:
+        return read()
+    except GoneError:
+        return read()
 
 
 def update_of(path: Path) -> int:
@@ -311,7 +341,7 @@ def _verified(path: Path) -> bytes:
             file.seek(0)
             content = file.read() if match else b""
     except FileNotFoundError:
-        raise CheckpointError(f"there is no checkpoint {path}: name one that exists") from None
+        raise GoneError(f"there is no checkpoint {path}: name one that exists") from None
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read ({(error.strerror or str(error)).lower()}): use another one, or make it readable"

@@ -43,7 +43,7 @@ from esper.ranges import check_ranges
 from esper.telemetry.text import counted
 from esper.training.config_io import to_plain
 from esper.training.provenance import versions
-from esper.training.resume import may_hold_checkpoint, run_of
+from esper.training.resume import find_checkpoint, may_hold_checkpoint, run_of
 from esper.training.run_folder import PAGE, writing_reports
 
 
@@ -150,6 +150,7 @@ def main(arguments: list[str]) -> None:
         asked = parse([argument for argument in arguments if not is_run_override(argument)])
         if may_hold_checkpoint(asked.checkpoint):
             rehearsal.end(shows=True)
+        find_checkpoint(asked.checkpoint, "checkpoint")  # its errors come before any line about progress
         overrides = [argument for argument in arguments if is_run_override(argument)]
         with heard_by(StatusLine(sys.stderr)):
             notice(f"building {asked.hosts} held-out hosts")

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import hydra._internal.utils as hydra_internals
 
-from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, load_run
+from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, load_run, look_again
 from esper.cli import failures, flags, rehearsal
 from esper.cli.failures import end, end_if_failed, go_on
 from esper.cli.help import help_text
@@ -195,9 +195,10 @@ def load_recorded(folder: Path) -> bool:
         ConfigError: a plugin cannot be imported.
         CheckpointError: the newest checkpoint is damaged.
     """
-    newest = Checkpoints(folder / CHECKPOINTS).latest()
-    load_plugins(load_run(newest)["config"]["values"].get("plugins", ()) if newest else ())
-    return newest is not None
+    checkpoints = Checkpoints(folder / CHECKPOINTS)
+    state = look_again(lambda: load_run(newest) if (newest := checkpoints.latest()) else None)
+    load_plugins(state["config"]["values"].get("plugins", ()) if state else ())
+    return state is not None
 
 
 def run(main: Callable[[], object]) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from esper.checkpoint import load_run
 from esper.cli.help import as_typed
 from esper.cli.overrides import config_of
 from esper.config import Config, ConfigError
@@ -26,7 +25,7 @@ from esper.telemetry.text import counted
 from esper.telemetry.traces import NEVER, Table, read_trace, traced_evaluation, traced_updates
 from esper.training.config_io import dotted, flat, from_plain, to_plain
 from esper.training.provenance import FILE, read
-from esper.training.resume import newest_of
+from esper.training.resume import load_newest
 
 MOST_TRACES = 9
 """Most traces of training on a page, which keeps it below a megabyte."""
@@ -104,9 +103,8 @@ def gather(folder: Path, hosts: int | None = None) -> Contents:
         ConfigError: the checkpoint was written by another version.
         FileError: a file is damaged.
     """
-    newest = newest_of(folder)
-    assert newest is not None, "the caller has looked"
-    state = load_run(newest)
+    state = load_newest(folder)
+    assert state is not None, "the caller has looked"
     config = from_plain(state["config"])
     score = config.task.build_objective().score
     records, prices = _metrics(folder), costs.costs_of(folder)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from esper.checkpoint import DiskError, FileError, Notice, load_run, write_whole
+from esper.checkpoint import DiskError, FileError, Notice, write_whole
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.notices import notice
 from esper.page.contents import gather
@@ -20,7 +20,7 @@ from esper.telemetry.jsonl import read_records
 from esper.telemetry.seed_table import HEAD, TITLE
 from esper.telemetry.text import duration
 from esper.training.config_io import from_plain
-from esper.training.resume import newest_of
+from esper.training.resume import load_newest, newest_of
 from esper.training.run_folder import PAGE, writing_reports
 
 HOSTS = 24
@@ -83,8 +83,8 @@ def page_at_the_end(folder: Path, *, lead: str = "") -> None:
         lead: begins each line, to tell runs apart that share a terminal.
     """
     try:
-        newest = newest_of(folder)
-        if newest is not None and (line := _announcement(folder, load_run(newest))):
+        state = load_newest(folder)
+        if state is not None and (line := _announcement(folder, state)):
             print(f"{lead}{line}", flush=True)
         page = write_page(folder, log=notice)
         notice()

@@ -8,14 +8,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from esper.checkpoint import load_run
 from esper.cli.overrides import typed_as
 from esper.config import Config
 from esper.telemetry.text import counted
 from esper.telemetry.traces import traced_evaluation
 from esper.training.config_io import from_plain
 from esper.training.provenance import FILE, read
-from esper.training.resume import newest_of
+from esper.training.resume import load_newest
 from esper.training.run_folder import LOCK
 
 WORDS = {"finished": "finished", "running": "still running", "killed": "killed", "stopped": "stopped", "failed": "failed"}
@@ -96,9 +95,8 @@ def read_status(folder: Path) -> Status:
         ConfigError: the checkpoint was written by another version.
         FileError: a file is damaged.
     """
-    newest = newest_of(folder)
-    assert newest is not None, "the caller has looked"
-    saved = load_run(newest)
+    saved = load_newest(folder)
+    assert saved is not None, "the caller has looked"
     return status_of(folder, from_plain(saved["config"]), saved["update"], read(folder / FILE))
 
 
@@ -109,9 +107,9 @@ def saved_config(folder: Path) -> Config:
         ConfigError: the checkpoint was written by another version.
         FileError: a file is damaged.
     """
-    newest = newest_of(folder)
-    assert newest is not None, "the caller has looked"
-    return from_plain(load_run(newest)["config"])
+    saved = load_newest(folder)
+    assert saved is not None, "the caller has looked"
+    return from_plain(saved["config"])
 
 
 def written_to(folder: Path) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from esper.checkpoint import Checkpoints, load_run
+from esper.checkpoint import Checkpoints, load_run, load_run_and_digest, look_again
 from esper.config import CHECKPOINTS, Config, ConfigError, did_you_mean
 from esper.training.config_io import from_plain, resumed
 
@@ -50,6 +50,30 @@ def newest_of(folder: Path) -> Path | None:
     """
     policy = folder / POLICY
     return policy if policy.exists() else Checkpoints(folder / CHECKPOINTS).latest()
+
+
+def load_found(path: str, key: str) -> tuple[Path, dict[str, Any], str]:
+    """Return the checkpoint that a path names, as `find_checkpoint` does, with its state and digest. The run may go on.
+
+    Raises:
+        ConfigError: there is none.
+        CheckpointError: it cannot be used.
+    """
+
+    def read() -> tuple[Path, dict[str, Any], str]:
+        found = find_checkpoint(path, key)
+        return found, *load_run_and_digest(found)
+
+    return look_again(read)
+
+
+def load_newest(folder: Path) -> dict[str, Any] | None:
+    """Return the state of the checkpoint that `newest_of` names; None if there is none. The run may go on.
+
+    Raises:
+        CheckpointError: none can be used.
+    """
+    return look_again(lambda: load_run(newest) if (newest := newest_of(folder)) else None)
 
 
 def may_hold_checkpoint(path: str) -> bool:

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from esper.agent.base import Learner
 from esper.buffer.transition import State
-from esper.checkpoint import load_run
 from esper.cli.transfer import transferred
 from esper.config import ConfigError
 from esper.env.actions import Head, Observation
@@ -21,7 +20,7 @@ from esper.env.base import Array, as_observation
 from esper.task.instances import Split
 from esper.training.config_io import from_plain
 from esper.training.environment import build_env
-from esper.training.resume import find_checkpoint
+from esper.training.resume import load_found
 from esper.training.trained_agent import trained_agent
 from esper.wrappers.hosts import HostsEnv
 
@@ -127,4 +126,4 @@ def load_policy(checkpoint: Path | str) -> SavedPolicy:
         ConfigError: there is no checkpoint, or it needs another version of Esper.
         CheckpointError: the file is damaged.
     """
-    return SavedPolicy(load_run(find_checkpoint(str(checkpoint), "checkpoint")))
+    return SavedPolicy(load_found(str(checkpoint), "checkpoint")[1])

@@ -9,12 +9,12 @@ import warnings
 import numpy as np
 import pytest
 
-from esper.checkpoint import Notice
+from esper.checkpoint import GoneError, Notice, digest_of, look_again
 from esper.cli import command as cli
 from esper.config import CHECKPOINTS, ConfigError
 from esper.lab.evaluation import Evaluation
 from esper.train import main
-from esper.training import provenance
+from esper.training import provenance, resume
 from esper.training.resume import find_checkpoint
 from esper.training.trainer import Trainer
 from tests.forked import Forked
@@ -50,6 +50,28 @@ def test_a_killed_run_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
     for resumed_run in (folder, copied):
         assert same(newest(resumed_run)["agent"], newest(whole)["agent"])
         assert untimed(resumed_run) == untimed(whole)
+
+
+def test_the_newest_checkpoint_is_looked_for_again_if_it_is_removed_before_it_is_read(whole, tmp_path, monkeypatch):
+    folder = shutil.copytree(whole, tmp_path / "copied")
+    first, load = find_checkpoint(str(folder), "checkpoint"), resume.load_run_and_digest
+    later = first.with_name("checkpoint_000009.pt")
+
+    def load_while_training(path):
+        if first.exists():
+            first.rename(later)
+        return load(path)
+
+    monkeypatch.setattr(resume, "load_run_and_digest", load_while_training)
+    found, state, digest = resume.load_found(str(folder), "checkpoint")
+    assert found == later
+    assert same(state["agent"], newest(whole)["agent"])
+    assert digest == digest_of(later)
+    monkeypatch.setattr(resume, "load_run", lambda path: load_while_training(path)[0])
+    later.rename(first)
+    assert resume.load_newest(folder) is not None
+    with pytest.raises(GoneError, match="there is no checkpoint"):
+        look_again(lambda: load(first))
 
 
 def test_a_run_on_streamed_data_resumes_to_the_numbers_of_resident_data(whole, tmp_path):
