@@ -19,16 +19,18 @@ import numpy.typing as npt
 from esper.checkpoint import Checkpoints, load_run
 from esper.config import Config, ConfigError
 from esper.env.actions import Head, Op, segments
-from esper.env.devices import DeviceConfig, find_precision
+from esper.env.devices import DeviceConfig, find_device, find_precision
 from esper.env.growth_env import GrowthEnv
 from esper.env.shard_pool import ShardPool
+from esper.env.training_step import WORTHWHILE
 from esper.notices import notice
 from esper.task.instances import Split
 from esper.training.config_io import from_plain
 from esper.training.environment import build_env
 
-BATCHES = 4
-"""Batches of a round. More: less noise, a later start."""
+BATCHES = {"cpu": 4, "cuda": 2 * WORTHWHILE}
+"""Batches of a round by type of device. More: less noise, a later start. On a GPU they suffice for the warm-up to capture a CUDA
+graph, which the timed rounds replay, as training does."""
 ROUNDS = 3
 """Timed rounds, of which the fastest counts, after one of warm-up."""
 
@@ -44,7 +46,8 @@ class Tuned(NamedTuple):
     def lines(self) -> list[str]:
         """Return a sentence for each device that was timed."""
         return [
-            f"{name}: {(best := min(times, key=times.__getitem__))} hosts per shard, {times[best]:.2g} s for {BATCHES} batches "
+            f"{name}: {(best := min(times, key=times.__getitem__))} hosts per shard, {times[best]:.2g} s for "
+            f"{num_batches(name)} batches "
             f"({', '.join(f'{size}: {taken:.2g} s' for size, taken in times.items() if size != best)}); "
             f"repeat with devices.{name}.members_per_shard={best}"
             for name, times in self.seconds.items()
@@ -97,6 +100,11 @@ def _timed(config: Config, name: str, device: DeviceConfig, hosts: int) -> dict[
         return times
 
 
+def num_batches(name: str) -> int:
+    """Return the number of batches of a round on a device, unless an epoch has fewer."""
+    return BATCHES[find_device(name).type]
+
+
 def _round(env: GrowthEnv, name: str, size: int) -> float:
     """Return the time of a round with shards of this size [s]."""
     assert isinstance(env.pool, ShardPool)
@@ -106,7 +114,7 @@ def _round(env: GrowthEnv, name: str, size: int) -> float:
     taken = list[float]()
     for _ in range(1 + ROUNDS):
         begun = time.perf_counter()
-        env.pool.train(env.time, BATCHES * env.task.batch_size)
+        env.pool.train(env.time, num_batches(name) * env.task.batch_size)
         taken.append(time.perf_counter() - begun)
     return min(taken[1:])
 

@@ -5,12 +5,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from esper.config import ConfigError
+from esper.env.shard_pool import ShardPool
 from esper.fusion.precision import Precision
 from esper.training import tune_shards
 from esper.training.trainer import Trainer
 from esper.training.tune_shards import tuned
+from tests.env.test_training_step import Recorder
 from tests.forked import run_forked
 from tests.training import small_run
 
@@ -47,9 +50,32 @@ def test_a_round_trains_hosts_of_which_every_second_has_a_seed(monkeypatch):
     monkeypatch.setattr("esper.env.shard_pool.ShardPool.train", train)
     tuned(small_run.config(*TUNE, "task.batch_size=16"))
     assert len(seen) == 3 * (1 + tune_shards.ROUNDS)
-    assert {shape for shape, _, _ in seen} == {(4, tune_shards.BATCHES * 16)}
+    assert {shape for shape, _, _ in seen} == {(4, 4 * 16)}
     assert all(np.array_equal(learns_N, [True, False, True, False]) for _, learns_N, _ in seen)
     assert [shards for _, _, shards in seen[:: 1 + tune_shards.ROUNDS]] == [1, 2, 4]
+
+
+def test_on_a_gpu_the_warm_up_captures_a_graph_and_timed_rounds_replay_it(monkeypatch):
+    """On a CPU, a stand-in repeats the work itself."""
+    lanes, train, seen = [], ShardPool.train, []
+
+    def lane(device, *, graphs):
+        lanes.append(Recorder())
+        return lanes[-1]
+
+    def counted(pool, time, samples):
+        before = [(one.captures, one.replays) for one in pool._lanes]
+        found = train(pool, time, samples)
+        after = [(one.captures, one.replays) for one in pool._lanes]
+        seen.append({(now[0] - then[0], now[1] - then[1]) for now, then in zip(after, before, strict=True)})
+        return found
+
+    monkeypatch.setattr("esper.env.shard_pool.Lane", lane)
+    monkeypatch.setattr(ShardPool, "train", counted)
+    monkeypatch.setattr(tune_shards, "find_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(tune_shards, "find_precision", lambda name, precision: precision)
+    tuned(small_run.config(*TUNE, "task.batch_size=8", "task.epoch_samples=256", "hosts=2"))
+    assert seen == 2 * [{(1, 6)}, *tune_shards.ROUNDS * [{(0, 7)}]]  # of 8 batches; the last one is never replayed
 
 
 def test_without_tune_nothing_is_timed(monkeypatch):
