@@ -35,7 +35,7 @@ from esper.grammar import read_device_keys
 from esper.hosts.base import HostConfig
 from esper.hosts.table import HOSTS
 from esper.lifecycle.gates import GatesConfig, StrictConfig
-from esper.lifecycle.operations import shortest_life
+from esper.lifecycle.operations import check_gates, shortest_life
 from esper.lifecycle.roles import Incubation
 from esper.lifecycle.slots import (
     DeepConfig,
@@ -157,11 +157,6 @@ class Config(Chosen):
             )
         self.task.check_host(self.host)
         self.task.events.check_steps(self.steps)
-        if self.host.frozen and self.gates.min_gradient_ratio is not None:
-            raise ValueError(
-                f"gates.min_gradient_ratio={self.gates.min_gradient_ratio} needs gradients of the host, and host.frozen=true "
-                "computes none: set gates.min_gradient_ratio=null"
-            )
         if self.host.frozen and not self.task.pretrain:
             warnings.warn("host.frozen=true freezes untrained hosts: set task.pretrain to train them first", stacklevel=2)
         if self.optimiser.micro_batches > self.task.batch_size:
@@ -178,12 +173,25 @@ class Config(Chosen):
         self.agent.check_buffer(self.buffer, self.choice("buffer"))
         self.env.check_run(slots=self.slots, gates=self.gates, heads=self.agent.heads, steps=self.steps)
         self._check_senses()
-        needed = shortest_life(self.slots, self.gates, TEMPOS.get(self.agent.heads.tempo, min(TEMPOS.values())))
+        self._check_gates()
+
+    def _check_gates(self) -> None:
+        """Raise ValueError if a gate can never open, and warn if no seed or no episode lasts until a seed is fossilized."""
+        slots, gates = self.slots, self.gates
+        check_gates(slots, gates, frozen=self.host.frozen, steady=not self.task.events.kinds)
+        needed = shortest_life(slots, gates, TEMPOS.get(self.agent.heads.tempo, min(TEMPOS.values())))
+        never = f"no seed can be fossilized: with these gates that takes {needed} host epochs, and"
         if needed > self.steps:
             warnings.warn(
-                f"no seed can be fossilized: with these gates that takes {needed} host epochs, and an episode has "
-                f"steps={self.steps}: raise steps to well above {needed}, or lower gates.min_training or gates.min_blending",
-                stacklevel=2,
+                f"{never} an episode has steps={self.steps}: raise steps to well above {needed}, or lower gates.min_training or "
+                "gates.min_blending",
+                stacklevel=3,
+            )
+        if 0 < slots.prune_after < needed - 1:
+            warnings.warn(
+                f"{never} slots.prune_after={slots.prune_after} removes each seed before: raise it to well above {needed}, or "
+                "lower gates.min_training or gates.min_blending",
+                stacklevel=3,
             )
 
     def _check_senses(self) -> None:

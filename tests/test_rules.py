@@ -18,6 +18,16 @@ CUSTOM = "host=custom host.path=mine:Host task.instances=healthy"
 # Overrides that break a rule, and part of the error. Every rule of every config has a line here.
 BAD: list[tuple[str, str]] = [
     ("host.frozen=true task.pretrain=1 gates=strict", "needs gradients of the host, and host.frozen=true computes none"),
+    (
+        "host.frozen=true task.pretrain=1 gates.min_improvement=0.5",
+        "gates.min_improvement=0.5 can never be met: with host.frozen",
+    ),
+    ("slots=in_service gates=strict steps=40", "gates.min_gradient_ratio=0.1 can never be met: with gates.min_training=10 a"),
+    (
+        "task=digits_drift gates=strict gates.min_gradient_ratio=null",
+        "at least 10, lower gates.min_training, or set gates.max",
+    ),
+    ("slots.learning_epochs=1 slots.auto_advance=[] gates.max_gradient_norm=1", "raise slots.learning_epochs to at least 2"),
     ("env=sandbox slots.switchable=true", "env=sandbox needs slots.switchable=false"),
     ("devices.auto.tune=true devices.auto.members_per_shard=2", "tune=true finds members_per_shard by timing"),
     ("task=diabetes task.delta=2.0", "task.delta applies to the Huber loss only"),
@@ -291,5 +301,12 @@ def test_gates_that_outlast_the_episode_warn() -> None:
         check(["gates=strict", "steps=22"])
         check([])
         check(["agent.heads.tempo=free"])
+        check(["slots.prune_after=9", "agent.heads.tempo=slow"])
+        check(["slots.learning_epochs=10", "gates=strict", "steps=22"])
+        check(["slots.learning_epochs=1", "gates.max_gradient_norm=1"])
+        check(["host.frozen=true", "task.pretrain=1", "gates.min_improvement=0"])
+        check(["task=digits_drift", "slots.incubation=closed_loop", "gates.min_improvement=0.5"])
     with pytest.warns(UserWarning, match="takes 10 host epochs"):
         check(["agent.heads.tempo=slow", "steps=9"])
+    with pytest.warns(UserWarning, match=r"takes 10 host epochs, and slots\.prune_after=8 removes each seed before"):
+        check(["slots.prune_after=8", "agent.heads.tempo=slow"])

@@ -174,6 +174,35 @@ def tick(state: SlotState, slots: SlotsConfig, gates: GatesConfig) -> SlotState:
     return replace(state, stage_age=state.stage_age + 1, seed_age=state.seed_age + state.within(*OCCUPIED))
 
 
+def check_gates(slots: SlotsConfig, gates: GatesConfig, *, frozen: bool, steady: bool) -> None:
+    """Raise ValueError if the gate out of training can never open.
+
+    Args:
+        frozen: True if hosts are frozen.
+        steady: True if the data never changes.
+    """
+    if frozen and gates.min_gradient_ratio is not None:
+        raise ValueError(
+            f"gates.min_gradient_ratio={gates.min_gradient_ratio} needs gradients of the host, and host.frozen=true "
+            "computes none: set gates.min_gradient_ratio=null"
+        )
+    least = gates.min_training + ("training" not in slots.auto_advance)  # a germinated seed ages, but does not learn yet
+    bounds = {"min_gradient_ratio": gates.min_gradient_ratio, "max_gradient_norm": gates.max_gradient_norm}
+    bound = next((f"gates.{key}={bound}" for key, bound in bounds.items() if bound is not None), None)
+    if bound is not None and 0 < slots.learning_epochs < least:
+        raise ValueError(
+            f"{bound} can never be met: with gates.min_training={gates.min_training} a seed is compared with it only after its "
+            f"slots.learning_epochs={slots.learning_epochs}, when it has no gradient: raise slots.learning_epochs to at least "
+            f"{least}, lower gates.min_training, or set {bound.partition('=')[0]}=null"
+        )
+    behind = frozen and steady and slots.incubation != Incubation.none
+    if behind and gates.min_improvement is not None and gates.min_improvement > 0:
+        raise ValueError(
+            f"gates.min_improvement={gates.min_improvement} can never be met: with host.frozen=true the accuracy stays the same "
+            "while seeds train behind the host: set gates.min_improvement=null, or slots.incubation=none"
+        )
+
+
 def shortest_life(slots: SlotsConfig, gates: GatesConfig, ticks: int) -> int:
     """Return the steps from germination to fossilisation, both included, if every gate is passed as soon as it opens.
 

@@ -318,6 +318,20 @@ def test_shortest_life_depends_on_automatic_gates(incubation, gates, auto):
         assert steps == lifecycle.shortest_life(config, gates, ticks)
 
 
+@pytest.mark.parametrize("auto", [[], ALL_AUTO, list(GATES)])
+@pytest.mark.parametrize("spare", [1, 2])
+def test_a_seed_that_is_removed_by_age_needs_that_many_epochs(auto, spare):
+    """The warning about `prune_after` counts on it: a seed is removed before its shortest life is over, or just not."""
+    life = lifecycle.shortest_life(SlotsConfig(auto_advance=auto), GATED, TEMPOS["fast"])
+    config = SlotsConfig(auto_advance=auto, prune_after=life - spare, min_prune_age=0)
+    state = step(empty(1, 2), config, Op.GERMINATE, gates=GATED)
+    while state.stage[0, 0] not in (Stage.FOSSILIZED, Stage.PRUNED):
+        legal_O = legal_slots(state, config, np.array([True, True]), GATED, FREE)[0, :, 0]
+        op = next((op for op in (Op.FOSSILIZE, Op.ADVANCE) if legal_O[op]), Op.WAIT)
+        state = step(state, config, op, gates=GATED)
+    assert state.stage[0, 0] == (Stage.FOSSILIZED if spare == 1 else Stage.PRUNED)
+
+
 @pytest.mark.parametrize("embargo", range(3))
 def test_an_emptied_slot_opens_after_the_embargo(embargo):
     config = EveryBlockConfig(embargo=embargo, min_prune_age=0)
