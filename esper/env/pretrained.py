@@ -114,7 +114,7 @@ class Pretrained:
             find_device(name)
         except ValueError:
             return "cpu", DeviceConfig(members_per_shard=members)
-        return name, DeviceConfig(members_per_shard=members, precision=config.precision, graphs=config.graphs)
+        return name, replace(config, members_per_shard=members, tune=False)
 
     def _digest(self, pool: HostSampler, hosts: Sequence[nn.Module], views: Sequence[DataView]) -> str:
         """Return a hash of all that determines a pool: task, host, names, device, initial weights and training data."""

@@ -273,6 +273,14 @@ def test_pretrained_hosts_do_not_depend_on_the_cache_the_number_of_hosts_or_the_
     assert len(trainings) == 3
 
 
+def test_the_pool_is_trained_as_the_device_is_set(deployed):
+    device = DeviceConfig(members_per_shard=4, resident=False, graphs=False, precision=Precision.bf16)
+    pretrained = replace(deployed(1).pretrained, devices={"cpu": device})
+    assert pretrained._place() == ("cpu", replace(device, members_per_shard=8))
+    tuned = replace(pretrained, devices={"cpu": DeviceConfig(tune=True)})
+    assert tuned._place() == ("cpu", DeviceConfig(members_per_shard=8))
+
+
 def test_pools_are_trained_on_the_cpu_where_only_workers_have_the_device(deployed, trainings):
     """As under cluster=ray from a machine without a GPU; the pool is then that of the CPU."""
     env = deployed(3)
