@@ -28,6 +28,10 @@ BAD: list[tuple[str, str]] = [
         "at least 10, lower gates.min_training, or set gates.max",
     ),
     ("slots.learning_epochs=1 slots.auto_advance=[] gates.max_gradient_norm=1", "raise slots.learning_epochs to at least 2"),
+    (
+        "env=sandbox slots.learning_epochs=2",
+        "trains no seeds, so slots.learning_epochs=2 has no effect: leave it out",
+    ),
     ("env=sandbox slots.switchable=true", "env=sandbox needs slots.switchable=false"),
     ("devices.auto.tune=true devices.auto.members_per_shard=2", "tune=true finds members_per_shard by timing"),
     ("task=diabetes task.delta=2.0", "task.delta applies to the Huber loss only"),

@@ -20,7 +20,8 @@ from esper.env.base import Array, EnvConfig, Environment, EnvParts, EpisodeRecor
 from esper.env.sandbox_optimum import Optimum
 from esper.env.sandbox_rules import CONTRIBUTION_UNIT, SandboxRules
 from esper.lifecycle.gates import GatesConfig
-from esper.lifecycle.slots import SlotsConfig
+from esper.lifecycle.roles import Fossils
+from esper.lifecycle.slots import Isolation, SlotsConfig
 from esper.lifecycle.stages import Stage, empty
 from esper.ranges import check_ranges
 from esper.seeding import stream
@@ -68,6 +69,10 @@ class SandboxConfig(EnvConfig):
             raise ValueError("env=sandbox needs slots.prune_below=null: legality must not depend on the hidden kind")
         if slots.switchable:
             raise ValueError("env=sandbox needs slots.switchable=false: its seeds are worth the same at every time")
+        idle = {"learning_epochs": 0, "fossils": Fossils.learning, "isolation": Isolation.training}
+        for key, default in idle.items():
+            if (value := getattr(slots, key)) != default:
+                raise ValueError(f"env=sandbox trains no seeds, so slots.{key}={value} has no effect: leave it out")
         if slots.max_seeds != 1:
             raise ValueError(f"env=sandbox needs slots.max_seeds=1, got {slots.max_seeds}: choose slots=one_seed")
         if heads.pinned != HeadsConfig().pinned:
