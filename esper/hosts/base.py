@@ -108,4 +108,6 @@ def slot_specs(host: nn.Module) -> tuple[SlotSpec, ...]:
             f"{type(host).__name__} has {len(segments)} segments and {len(slots)} slots: it needs one slot between each pair of "
             "segments"
         )
+    if twice := next((slot.name for place, slot in enumerate(slots) if slot.name in [one.name for one in slots[:place]]), None):
+        raise ValueError(f"{type(host).__name__} has two slots named {twice}: give each SlotSpec a name of its own")
     return slots

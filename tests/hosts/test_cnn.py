@@ -127,5 +127,8 @@ def test_invalid_config_is_refused(fields, rule):
 def test_a_module_that_is_not_a_host_is_refused():
     with pytest.raises(ValueError, match="Linear is not a host"):
         slot_specs(torch.nn.Linear(1, 1))
+    twice = Host([torch.nn.Identity()] * 3, [SlotSpec("r0c0", 4), SlotSpec("r0c0", 8)])
+    with pytest.raises(ValueError, match="Host has two slots named r0c0: give each SlotSpec a name of its own"):
+        slot_specs(twice)
     with pytest.raises(ValueError, match="Host has 1 segments and 1 slots"):
         slot_specs(Host([torch.nn.ReLU()], [SlotSpec("r0c0", 3)]))
