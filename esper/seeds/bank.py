@@ -38,7 +38,8 @@ class SeedBank:
         gated: bool = False,
     ) -> None:
         self.blueprint, self.slot, self.gated = blueprint, slot, gated
-        branch = seed_module(blueprint, slot, gated=gated)
+        with torch.random.fork_rng(devices=[]):  # its weights are not used: a script that steps an environment keeps its numbers
+            branch = seed_module(blueprint, slot, gated=gated)
         if any(True for _ in branch.buffers()):
             raise FusionError(
                 f"a branch of {type(blueprint).__name__} has buffers, which a bank does not keep: "

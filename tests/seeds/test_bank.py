@@ -42,6 +42,14 @@ def test_a_large_host_gradient_does_not_affect_seeds(grown):
     assert (moved <= 0.05 * 1.2).all()  # one step of the learning rate times the largest norm, and some decay
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_bank_draws_nothing_from_the_global_stream(gated):
+    """An agent in the script that steps an environment may draw its actions from there."""
+    before = torch.random.get_rng_state()
+    SeedBank(ConvLightConfig(), SLOT, 2, SGDConfig(), "cpu", gated=gated)
+    assert torch.random.get_rng_state().equal(before)
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 @pytest.mark.parametrize("rest", ["all_learn", "some_learn"])
 @pytest.mark.parametrize("make", [SGDConfig, AdamWConfig])
