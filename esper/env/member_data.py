@@ -8,8 +8,8 @@ there are no weights.
 
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from esper.env.prefetch import Reader
 from esper.fusion.layout import repeated, side_by_side
 from esper.task.augment import Augmentation
-from esper.task.data import ROWS, Data, is_padding, target_values
+from esper.task.data import ROWS, Data, Domains, is_padding, target_values
 from esper.task.events import RATES, change, class_shares, pace
 from esper.task.instances import DataView
 
@@ -202,6 +202,12 @@ def _on(part: Tensor | None, device: torch.device) -> Tensor | None:
     return None if part is None else part.to(device)
 
 
+def _cloned(part: Data | Domains) -> dict[str, Any]:
+    """Return copies of the tensors of some data by field."""
+    tensors = {one.name: getattr(part, one.name) for one in fields(part)}
+    return {name: tensor.clone() for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+
+
 def is_resident(data: Data, resident: bool | None, free: float | None) -> bool:
     """Return whether to keep the data on a device with `free` bytes of free memory (None: a CPU); see `DeviceConfig`."""
     if resident is not None:
@@ -213,4 +219,6 @@ def place_data(data: Data, device: torch.device, resident: bool | None) -> Data:
     """Return the data on the device if it is kept there; otherwise leave it in place and set `mapped`, so that it is streamed."""
     packed = data if data.mapped else data.packed()
     resident = is_resident(data, resident, torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None)
+    if resident and data.mapped and device.type == "cpu":  # `to` would leave the samples in their files
+        packed = replace(packed, **_cloned(packed), domains=packed.domains and replace(packed.domains, **_cloned(packed.domains)))
     return replace(packed.to(device) if resident else packed, mapped=not resident)

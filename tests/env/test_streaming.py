@@ -122,6 +122,10 @@ def test_mapped_text_gives_the_numbers_of_text_in_memory():
     assert small.data.train_x.dtype is torch.int16
     assert small.data.fingerprint() == large.data.fingerprint()
     assert same(numbers(small, place_data(small.data, CPU, None)), numbers(large, large.data))
+    resident = place_data(small.data, CPU, True)
+    assert not resident.mapped
+    assert resident.train_x.equal(small.data.train_x)
+    assert resident.train_x.data_ptr() != small.data.train_x.data_ptr(), "it still lies in its file"
 
 
 def test_parts_are_written_to_a_file_one_by_one(tmp_path, monkeypatch):
