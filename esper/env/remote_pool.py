@@ -240,7 +240,7 @@ class RemotePool(HostPool):
         self._waiting[worker].append(self._group.encode(Call("clear", (member, slot, blueprint))))
 
     def save_snapshots(self, healthy_N: npt.NDArray[np.bool_]) -> None:
-        """See `HostPool.remember`."""
+        """See `HostPool.save_snapshots`."""
         self._tell(lambda rows: Call("save_snapshots", (healthy_N[rows],)))
 
     def restore(self, failed_N: npt.NDArray[np.bool_]) -> None:

@@ -196,7 +196,7 @@ class Shard:
 
     @on_lane
     def save_snapshots(self, healthy_M: npt.NDArray[np.bool_]) -> None:
-        """Save snapshots of the marked members; see `GrowingNetwork.remember`."""
+        """Save snapshots of the marked members; see `GrowingNetwork.save_snapshots`."""
         self.network.save_snapshots(healthy_M)
 
     @on_lane
