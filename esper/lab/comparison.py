@@ -29,6 +29,7 @@ from esper.lab.runs import (
     defines_return,
     find_runs,
     measures_hosts,
+    paid_by,
 )
 from esper.lab.scoring import Scoring, objective_of, read_scores, score_all, scored_config, scored_file, unseen_kinds
 from esper.lab.tables import host_table, seed_table
@@ -379,9 +380,7 @@ def _rescored(runs: Sequence[Run], scoring: Scoring) -> list[str]:
 def _paid_alike(runs: Sequence[Run], overrides: Sequence[str]) -> bool:
     """Return whether each key of the reward has one value in the evaluations of all runs that have this key."""
     pays = any(root_key(one) == "task" or defines_return(one.partition("=")[0]) for one in overrides)  # a task brings a governor
-    configs = [scored_config(run, overrides) if pays else run.config for run in runs]
-    keys = {key for config in configs for key in config if defines_return(key)}
-    return all(len({str(config[key]) for config in configs if key in config}) == 1 for key in keys)
+    return paid_by([scored_config(run, overrides) if pays else run.config for run in runs]) is None
 
 
 def _cautions(result: PairResult) -> list[str]:

@@ -20,7 +20,7 @@ from esper.config import GROUPS, Config, ConfigError, did_you_mean, root_key
 from esper.lab.arms import split_overrides
 from esper.lab.design import AA_CONTROL, FILE, AnalysisPlan, Design, command_of, design, typed_overrides
 from esper.lab.roots import check_pilot, repeated
-from esper.lab.runs import OUTCOMES, TRAINING, CompareConfig, Run, defines_return
+from esper.lab.runs import OUTCOMES, TRAINING, CompareConfig, Run, paid_by, refuse_twice
 from esper.stats.paired import MIN_BLOCKS
 from esper.sweeps import BlocksConfig
 from esper.training.config_io import flat, to_plain
@@ -72,6 +72,7 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
     _check(found, asked.looks)
     if not (folder / FILE).exists():  # an experiment that has begun is resumed as it is
         check_pilot(found)
+        refuse_twice(plan.baselines)
     return found
 
 
@@ -136,9 +137,6 @@ def _check(found: Design, looks: Sequence[int]) -> None:
     arms = [arm for arm in (*found.arms, *plan.baselines) if arm != AA_CONTROL]
     if plan.against not in (None, *arms):
         raise ConfigError(f"against={plan.against} is not an arm: choose from {', '.join(arms)}")
-    rewards = {frozenset(one for one in own if defines_return(one.lstrip("+").partition("=")[0])) for own in found.arms.values()}
-    if plan.outcome == "return" and len(rewards) > 1:
-        raise ConfigError("outcome=return cannot compare arms with different rewards: choose outcome=accuracy")
     if plan.score_overrides:
         _check_scoring(found)
 
@@ -156,7 +154,7 @@ def _check_scoring(found: Design) -> None:
         raise ConfigError(f"{shown} has hosts, the number in training: set score_hosts instead")
     if found.vary_split and any(one.startswith("task=") for one in overrides):
         raise ConfigError(f"vary_split=true varies the data of the training, and {shown} scores on one split: remove one of them")
-    paid = dict[str, set[str]]()
+    paid = list[dict[str, Any]]()
     for cell in found.firsts():
         with warnings.catch_warnings(action="ignore"):  # the runs themselves warn
             trained = config_of(list(cell.overrides))
@@ -166,11 +164,23 @@ def _check_scoring(found: Design) -> None:
             raise ConfigError(f"{shown} does not fit arm {cell.arm}: {error}") from error
         if [*scored.blueprint] != [*trained.blueprint]:
             raise ConfigError(f"{shown} changes the blueprints, and policies know only those of their training: leave them out")
-        for key, value in flat(to_plain(scored)).items():
-            if defines_return(key):
-                paid.setdefault(key, set()).add(str(value))
-    if outcome == "return" and any(len(values) > 1 for values in paid.values()):  # as in a comparison
+        paid.append(flat(to_plain(scored)))
+    if outcome == "return" and paid_by(paid):  # as in a comparison
         raise ConfigError(f"outcome=return cannot compare arms that {shown} pays differently: add a reward and a governor to it")
+
+
+def check_arms(found: Design, configs: Sequence[Config]) -> None:
+    """Raise ConfigError if the runs of a new experiment could not be compared as planned.
+
+    Args:
+        found: the experiment.
+        configs: config of one run of every arm, in their order.
+    """
+    key = paid_by([flat(to_plain(config)) for config in configs])
+    if found.plan.outcome == "return" and key and not found.plan.score_overrides:  # those may pay all arms alike
+        raise ConfigError(
+            f"outcome=return cannot compare arms with different rewards, and these have different {key}: choose outcome=accuracy"
+        )
 
 
 def announce(found: Design, folder: Path) -> list[str]:
@@ -210,7 +220,7 @@ def as_planned(plan: AnalysisPlan) -> CompareConfig:
         margin=plan.margin,
         hosts=plan.score_hosts,
         alpha=plan.alpha,
-        baselines=list(plan.baselines),
+        baselines=[*dict.fromkeys(plan.baselines)],  # in plans of earlier versions, one may be named twice
         against=plan.against,
     )
 

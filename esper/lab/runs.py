@@ -85,6 +85,16 @@ def defines_return(key: str) -> bool:
     return key in REWARD_KEYS or group_of(key) in REWARD_KEYS
 
 
+def paid_by(configs: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a key that defines the return and differs between the configs that have it; None if all returns mean the same.
+
+    Args:
+        configs: values by dotted key.
+    """
+    keys = dict.fromkeys(key for config in configs for key in config if defines_return(key))
+    return next((key for key in keys if len({str(config[key]) for config in configs if key in config}) > 1), None)
+
+
 @dataclass(kw_only=True, slots=True)
 class CompareConfig:
     """One comparison of the arms of an experiment. The defaults are those of its plan; other values make it exploratory."""
@@ -124,12 +134,19 @@ class CompareConfig:
         check_ranges("", self, {"(0, inf)": ["margin"], "[2, inf]": ["hosts"], "(0, 0.5)": ["alpha"], "[1, inf]": ["workers"]})
         if self.figures not in (None, *FIGURES):
             raise ValueError(f"figures={self.figures} is not a file format: choose from {', '.join(FIGURES)}")
+        refuse_twice(self.baselines)
         known = [*BASELINES, *standalone_agents()]
         for name in self.baselines:
             if name.startswith(PREFIX):
                 check_search("baselines", name)
             elif name not in known:
                 raise ValueError(unknown_controller("baselines", name, known))
+
+
+def refuse_twice(baselines: Sequence[str]) -> None:
+    """Raise ConfigError if a baseline is named twice."""
+    if twice := next((name for name in baselines if baselines.count(name) > 1), None):
+        raise ConfigError(f"baselines={twice} is named twice: name it once")
 
 
 def unknown_outcome(name: str) -> str:

@@ -11,16 +11,19 @@ import shlex
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from esper.cli.command import in_one_sentence
 from esper.config import Config, ConfigError, typed
+from esper.lab.design import FILE
 from esper.lab.launch import CellSweeper
 from esper.lab.search_space import search_space
 from esper.sweeps import TuneConfig
 from esper.telemetry.text import counted
+from esper.training.config_io import flat, to_plain
 
 
 def _check_measured(outcome: str, configs: Sequence[Config]) -> None:
@@ -45,10 +48,13 @@ class BlockSweeper(CellSweeper):
 
     @staticmethod
     def check(hydra: DictConfig, common: Sequence[str], configs: Sequence[Config]) -> None:
-        """Raise ConfigError if runs with these configs do not measure the planned outcome."""
-        from esper.lab.plan import experiment
+        """Raise ConfigError if runs with these configs do not measure the planned outcome, or cannot be compared by it."""
+        from esper.lab.plan import check_arms, experiment
 
-        _check_measured(experiment(hydra, common).plan.outcome, configs)
+        found = experiment(hydra, common)
+        _check_measured(found.plan.outcome, configs)
+        if not (Path(hydra.sweep.dir) / FILE).exists():  # an experiment that has begun is resumed as it is
+            check_arms(found, configs)
 
     def sweep(self, arguments: list[str]) -> Any:
         from esper.lab import scoring_time
@@ -79,8 +85,16 @@ class TuneSweeper(CellSweeper):
 
     @staticmethod
     def check(hydra: DictConfig, common: Sequence[str], configs: Sequence[Config]) -> None:
-        """Raise ConfigError if runs with these configs do not measure the outcome of the tuning."""
-        _check_measured(str(hydra.sweeper.outcome), configs)
+        """Raise ConfigError if runs with these configs do not measure the outcome of the tuning, or not the same one."""
+        from esper.lab.runs import paid_by
+
+        outcome = str(hydra.sweeper.outcome)
+        _check_measured(outcome, configs)
+        if outcome == "return" and (key := paid_by([flat(to_plain(config)) for config in configs])):
+            raise ConfigError(
+                f"outcome=return cannot rank values with different rewards, and these have different {key}: choose "
+                "outcome=validation"
+            )
 
     def sweep(self, arguments: list[str]) -> Any:
         from esper.lab.tuning import FILE, Tuning

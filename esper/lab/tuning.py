@@ -22,7 +22,7 @@ from esper.lab.design import Cell, draw_seeds, fingerprint
 from esper.lab.evaluation import ONLINE
 from esper.lab.integrity import check_values
 from esper.lab.roots import fresh_root
-from esper.lab.runs import OUTCOMES, defines_return, find_runs, unknown_outcome
+from esper.lab.runs import OUTCOMES, find_runs, unknown_outcome
 from esper.lab.scoring import score
 from esper.lab.search_space import BASELINE, SearchSpace
 from esper.seeding import stream
@@ -67,8 +67,6 @@ class Tuning:
         """
         if space.config.outcome not in OUTCOMES:
             raise ConfigError(unknown_outcome(space.config.outcome))
-        if space.config.outcome == "return" and (paid := next(filter(defines_return, space.params), None)):
-            raise ConfigError(f"outcome=return cannot score {paid}, which defines the return: choose outcome=validation")
         self.space, self.folder, self.outcome = space, folder, OUTCOMES[space.config.outcome]
         self.trials: list[Trial] = []
         path = folder / FILE

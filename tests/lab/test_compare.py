@@ -236,6 +236,7 @@ def test_settings_that_do_not_fit_the_experiment_are_refused(
         ([".", "outcome=acuracy"], "did you mean accuracy"),
         ([".", "margin=nan"], "margin must be finite and above 0, got nan: leave it out for the default"),
         ([".", "hosts=1"], "hosts must be at least 2"),
+        ([".", "baselines=[wait,static,wait]"], "baselines=wait is named twice: name it once"),
         ([".", "baselines=[search_hyperbnd_4]"], "did you mean hyperband"),
         ([".", "baselines=[search_random]"], "baselines=search_random is not known: write search_random_4"),
         ([".", "alpha=0.7"], "alpha must be in"),

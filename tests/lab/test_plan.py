@@ -10,7 +10,7 @@ import yaml
 from hydra.types import RunMode
 
 from esper.cli.command import spelled_out
-from esper.cli.overrides import hydra_at_conf
+from esper.cli.overrides import check_sweep, hydra_at_conf
 from esper.config import ConfigError
 from esper.lab.design import AnalysisPlan, Design, command_of, design
 from esper.lab.integrity import _asked, _equal  # pyright: ignore[reportPrivateUsage]
@@ -131,12 +131,26 @@ def test_typed_overrides_replace_planned_ones_in_their_place(
     assert scored_with(folders, typed) == overrides
 
 
-def test_returns_are_compared_where_all_arms_have_one_reward() -> None:
-    both = planned("arms={a: 'reward=sparse hosts=2', b: 'hosts=4 reward=sparse'}", "outcome=return", "blocks=3")
-    assert both.plan.outcome == planned("arms={a: reward=sparse}", "outcome=return", "blocks=3").plan.outcome == "return"
-    for other in ("reward=shaped", "hosts=4", "reward=sparse reward.rent=1"):
-        with pytest.raises(ConfigError, match="cannot compare arms with different rewards"):
-            planned(f"arms={{a: 'reward=sparse hosts=2', b: '{other}'}}", "outcome=return", "blocks=3")
+@pytest.mark.parametrize(
+    ("arms", "key"),
+    [
+        ("{a: 'reward=sparse hosts=8', b: 'hosts=16 reward=sparse'}", None),
+        ("{a: reward=sparse}", None),
+        ("{a: agent=ppo, b: agent=react}", None),
+        ("{a: 'reward=sparse hosts=8', b: hosts=16}", "reward"),
+        ("{a: reward=sparse, b: reward=sparse reward.rent=1}", "reward.rent"),
+        ("reward_mode: shaped,sparse", "reward"),
+        ("task: digits,digits_drift", "reward"),
+    ],
+)
+def test_returns_are_compared_where_all_arms_have_one_reward(arms: str, key: str | None, tmp_path: Path) -> None:
+    """Whatever the override is called that changes it."""
+    command = spelled_out(["sweep=ab", f"arms={arms}", "outcome=return", "blocks=3", f"hydra.sweep.dir={tmp_path / 'new'}"])
+    if key is None:
+        assert check_sweep(command)
+        return
+    with pytest.raises(ConfigError, match=f"cannot compare arms with different rewards.* different {key}: choose"):
+        check_sweep(command)
 
 
 def test_looks_stay_when_blocks_are_added(tmp_path: Path) -> None:
@@ -272,6 +286,16 @@ def test_overrides_are_compared_with_configs_by_value(override: str, key: str, v
     assert name == key
     assert _equal(value, asked)
     assert not _equal("something else", asked)
+
+
+def test_a_baseline_is_planned_once(tmp_path: Path) -> None:
+    asked = ["arms=reward: shaped,sparse", "baselines=[wait,static,wait]"]
+    with pytest.raises(ConfigError, match="baselines=wait is named twice: name it once"):
+        planned(*asked)
+    earlier = design("reward: shaped,sparse", blocks=12, root=0, plan=AnalysisPlan(baselines=["wait", "wait"], looks=[12]))
+    earlier.save(tmp_path)
+    assert planned(*asked[:1], "baselines=[wait,wait]", folder=tmp_path).digest == earlier.digest, "it can be resumed"
+    assert as_planned(earlier.plan).baselines == ["wait"], "and compared"
 
 
 def test_a_pilot_is_checked_when_an_experiment_begins(tmp_path: Path) -> None:
