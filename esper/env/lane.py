@@ -8,9 +8,14 @@ does nothing.
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import wraps
+from threading import Lock
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
+
+_capturing = Lock()
+"""Held while a lane captures: torch allows one capture at a time in a process, and shards run in threads. It also asks that no
+thread launches other work meanwhile; that is not ensured here, and the other shards' steps go on beside a capture."""
 
 
 class HasLane(Protocol):
@@ -50,21 +55,23 @@ class Lane:
     def captured(self, work: Callable[[], object]) -> Callable[[], None]:
         """Capture the kernels that `work` launches, and return a function that replays them. `work` must not synchronise.
 
-        Replayed kernels read and write the tensors that `work` used. Do not replay the lane's previous graph afterwards.
+        Lanes capture one after another. Replayed kernels read and write the tensors that `work` used. Do not replay the lane's
+        previous graph afterwards.
 
         Raises:
             RuntimeError: the work cannot be captured; none of it was done.
         """
         graph = torch.cuda.CUDAGraph()
-        # Graphs of a lane share their memory, which lives as long as one of them: so the last one is kept until now.
-        graph.capture_begin(self._graph.pool() if self._graph else None, capture_error_mode="thread_local")
-        try:
-            work()
-        except BaseException:
-            with suppress(RuntimeError):
-                graph.capture_end()
-            raise
-        graph.capture_end()
+        with _capturing:
+            # Graphs of a lane share their memory, which lives as long as one of them: so the last one is kept until now.
+            graph.capture_begin(self._graph.pool() if self._graph else None, capture_error_mode="thread_local")
+            try:
+                work()
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         self._graph = graph
         return graph.replay
 

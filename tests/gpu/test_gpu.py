@@ -184,8 +184,9 @@ def test_a_member_that_is_not_finite_is_so_alone(name: str, place: str, dtype: t
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is no second CUDA device on this machine")
 def test_two_devices_have_the_numbers_of_one(tmp_path: Path) -> None:
-    both = environment("cnn", tmp_path, ["cuda:0", "cuda:1"])
-    np.testing.assert_allclose(grown("cnn", both), grown("cnn", environment("cnn", tmp_path)), rtol=0.02)
+    small = "task.batch_size=32"  # enough batches to capture graphs
+    both = environment("cnn", tmp_path, ["cuda:0", "cuda:1"], small)
+    np.testing.assert_allclose(grown("cnn", both), grown("cnn", environment("cnn", tmp_path, ["cuda:0"], small)), rtol=0.02)
 
 
 @pytest.mark.parametrize("agent", ["ppo", "react_bandit"])
@@ -201,7 +202,7 @@ def test_equal_runs_are_equal_and_a_resumed_one_too(agent: str, tmp_path: Path) 
 
 
 def test_memory_does_not_grow_over_episodes(tmp_path: Path) -> None:
-    env, held = environment("cnn", tmp_path), []
+    env, held = environment("cnn", tmp_path, ["cuda:0"], "task.batch_size=32"), []  # enough batches to capture graphs
     for _ in range(8):
         grown("cnn", env)
         torch.cuda.synchronize()
