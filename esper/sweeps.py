@@ -20,7 +20,7 @@ class BlocksConfig:
     """Root seed of the blocks and of the order of runs, at least 0. Experiments with one root have the same blocks: only another
     root gives new evidence."""
     aa_control: bool = True
-    """If true, run the first arm a second time with another policy seed, as an A/A control."""
+    """If true, run the first arm a second time with another policy seed, as an A/A control. Its agent must use that seed."""
     outcome: str = "accuracy"
     """Primary outcome, the only one on which esper.compare gives a verdict."""
     margin: float | None = None

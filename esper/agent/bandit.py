@@ -35,6 +35,7 @@ class BanditConfig(AgentConfig):
     The seed advances and is kept as soon as possible. Predictions are regressions on the first observation, one for each slot and
     blueprint."""
 
+    seeded: ClassVar[bool] = False
     exploration: float = 0.5
     """Share of training hosts for which the choice is random, in [0, 1]; none in an evaluation. Higher: predictions improve
     faster, returns in training are lower."""

@@ -127,6 +127,8 @@ class AgentConfig:
     """True if the controller learns from a buffer."""
     one_episode: ClassVar[bool] = False
     """True if every update replays the same episode, so that returns of different updates can be compared."""
+    seeded: ClassVar[bool] = True
+    """False if `build` ignores its seed, so that policy_seed has no effect."""
     needs_hosts: ClassVar[bool] = False
     """True if the controller reads measurements of hosts, which env=sandbox does not have."""
     needs_potential: ClassVar[bool] = False

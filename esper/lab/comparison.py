@@ -175,6 +175,8 @@ class Comparison:
             return []
         lines = [f"warning: {control.difference.first} and {AA_CONTROL}: {warning}" for warning in _cautions(control)]
         mean = control.difference.mean
+        if mean.mean == control.difference.spread == 0:
+            return [f"A/A control: it repeats {control.difference.first} exactly: it shows nothing about null effects", *lines]
         if not math.isfinite(mean.high - mean.low):
             return lines
         interval = f"{mean.mean:.3g} ({mean.low:.3g} to {mean.high:.3g})"

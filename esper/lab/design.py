@@ -225,7 +225,7 @@ class Design:
 def _change(name: str, there: Any, here: Any) -> str:
     """Return what differs between two designs in one field."""
     if name == "arms" and typed_arms(there) == typed_arms(here):
-        return f"aa_control ({str(_has_control(there)).lower()} there, {str(_has_control(here)).lower()} here)"
+        return f"aa_control ({str(has_control(there)).lower()} there, {str(has_control(here)).lower()} here)"
     if name == "common":
         name, there, here = (
             "overrides",
@@ -310,7 +310,7 @@ def refuse_seeds(overrides: Sequence[str]) -> None:
 
 def typed_arms(arms: Mapping[str, Sequence[str]]) -> str:
     """Return the value of `arms=` that gives these arms, the A/A control excepted."""
-    own = {arm: list(overrides) for arm, overrides in arms.items() if arm != AA_CONTROL or not _has_control(arms)}
+    own = {arm: list(overrides) for arm, overrides in arms.items() if arm != AA_CONTROL or not has_control(arms)}
     keys = {overrides[0].partition("=")[0] if len(overrides) == 1 else "" for overrides in own.values()}
     if len(keys) == 1 and all(keys) and all(overrides == [f"{key}={arm}"] for key in keys for arm, overrides in own.items()):
         return f"{keys.pop()}: {','.join(own)}"
@@ -319,7 +319,7 @@ def typed_arms(arms: Mapping[str, Sequence[str]]) -> str:
     return yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=MAX_BLOCKS, allow_unicode=True).strip()
 
 
-def _has_control(arms: Mapping[str, Sequence[str]]) -> bool:
+def has_control(arms: Mapping[str, Sequence[str]]) -> bool:
     """Return whether `aa_control` is a control, not an arm of that name: only a control repeats the first arm's overrides."""
     first = next(iter(arms))
     return AA_CONTROL in arms and first != AA_CONTROL and list(arms[AA_CONTROL]) == list(arms[first])
@@ -340,7 +340,7 @@ def command_of(found: Design, folder: Path | None, *, blocks: int | None = None,
     plan, blocks = found.plan, blocks or found.blocks
     common = found.common if any(one.startswith("sweep=") for one in found.common) else ["sweep=ab", *found.common]
     parts = [*map(shlex.quote, common), f"arms={shlex.quote(typed_arms(found.arms))}", f"blocks={blocks}", f"root={found.root}"]
-    parts += [] if _has_control(found.arms) else ["aa_control=false"]
+    parts += [] if has_control(found.arms) else ["aa_control=false"]
     parts += ["vary_split=true"] if found.vary_split else []
     usual = AnalysisPlan()  # whose margin is the default of its outcome only
     parts += [] if (plan.outcome, plan.margin) == (usual.outcome, usual.margin) else [f"margin={plan.margin!r}"]

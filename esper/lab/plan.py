@@ -18,7 +18,7 @@ from esper.cli.overrides import config_of
 from esper.cli.transfer import fitted
 from esper.config import GROUPS, Config, ConfigError, did_you_mean, root_key
 from esper.lab.arms import split_overrides
-from esper.lab.design import AA_CONTROL, FILE, AnalysisPlan, Design, command_of, design, typed_overrides
+from esper.lab.design import AA_CONTROL, FILE, AnalysisPlan, Design, command_of, design, has_control, typed_overrides
 from esper.lab.roots import check_pilot, repeated
 from esper.lab.runs import OUTCOMES, TRAINING, CompareConfig, Run, paid_by, refuse_twice
 from esper.stats.paired import MIN_BLOCKS
@@ -176,10 +176,20 @@ def check_arms(found: Design, configs: Sequence[Config]) -> None:
         found: the experiment.
         configs: config of one run of every arm, in their order.
     """
+    _check_control(found, configs[0])
     key = paid_by([flat(to_plain(config)) for config in configs])
     if found.plan.outcome == "return" and key and not found.plan.score_overrides:  # those may pay all arms alike
         raise ConfigError(
             f"outcome=return cannot compare arms with different rewards, and these have different {key}: choose outcome=accuracy"
+        )
+
+
+def _check_control(found: Design, first: Config) -> None:
+    """Raise ConfigError if the A/A control would repeat the runs of the first arm exactly."""
+    if has_control(found.arms) and not first.agent.seeded:
+        raise ConfigError(
+            f"aa_control=true runs the first arm again with another policy seed, which agent={first.choice('agent')} ignores, so "
+            "the control would show nothing: put an arm that learns from a policy seed first, or set aa_control=false"
         )
 
 

@@ -72,6 +72,15 @@ def test_the_better_arm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.controls["accuracy"].mean.low < 0 < found.controls["accuracy"].mean.high
 
 
+@pytest.mark.parametrize("blocks", [3, 12])
+def test_a_control_that_repeats_its_arm_shows_nothing(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).standard_normal((2, blocks))
+    lines = compared(monkeypatch, {"a": noise[0], "b": noise[1], AA_CONTROL: noise[0]}).sentences()
+    assert [line for line in lines if line.startswith("A/A")] == [
+        "A/A control: it repeats a exactly: it shows nothing about null effects"
+    ]
+
+
 def test_a_difference_to_the_control_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((3, 12))
     found = compared(monkeypatch, {"a": noise[0] + 60, "b": noise[1] + 66, AA_CONTROL: noise[2] + 65})

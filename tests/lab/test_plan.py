@@ -288,6 +288,19 @@ def test_overrides_are_compared_with_configs_by_value(override: str, key: str, v
     assert not _equal("something else", asked)
 
 
+def test_a_control_needs_a_first_arm_with_a_policy_seed(tmp_path: Path) -> None:
+    def command(*overrides: str, folder: str = "new") -> list[str]:
+        return spelled_out(["sweep=ab", "blocks=10", f"hydra.sweep.dir={tmp_path / folder}", *overrides])
+
+    assert check_sweep(command("arms=agent: ppo,bandit"))
+    assert check_sweep(command("arms=agent: bandit,ppo", "aa_control=false"))
+    with pytest.raises(ConfigError, match=r"another policy seed, which agent=bandit ignores, .* put an arm .* first, or set aa_"):
+        check_sweep(command("arms=agent: bandit,ppo"))
+    found = planned("arms=agent: bandit,ppo", "blocks=10")
+    replace(found, common=["sweep=ab"]).save(tmp_path / "begun")
+    assert check_sweep(command("arms=agent: bandit,ppo", folder="begun")), "an experiment that has begun is resumed"
+
+
 def test_a_baseline_is_planned_once(tmp_path: Path) -> None:
     asked = ["arms=reward: shaped,sparse", "baselines=[wait,static,wait]"]
     with pytest.raises(ConfigError, match="baselines=wait is named twice: name it once"):

@@ -133,6 +133,7 @@ class Scripted:
 class WaitConfig(AgentConfig):
     """A controller that never acts: the baseline without growth."""
 
+    seeded: ClassVar[bool] = False
     standalone: ClassVar[bool] = True
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Wait":
@@ -150,6 +151,7 @@ class Wait(Scripted):
 class RandomConfig(AgentConfig):
     """A controller that draws a legal operation, then its slot and values, uniformly except for the weight of waiting."""
 
+    seeded: ClassVar[bool] = False
     standalone: ClassVar[bool] = True
     wait_weight: float = 1.0
     """Weight of waiting relative to any other legal operation, at least 0. Higher: acts less often; 0: whenever possible."""

@@ -26,6 +26,7 @@ ERROR_POINTS = feature_scale("contribution_error")
 class GreedyPotentialConfig(AgentConfig):
     """A controller that plants the seed with the largest growth potential, and keeps it if its contribution exceeds its error."""
 
+    seeded: ClassVar[bool] = False
     standalone: ClassVar[bool] = True
     needs_hosts: ClassVar[bool] = True
     needs_potential: ClassVar[bool] = True

@@ -29,6 +29,7 @@ assert feature_scale(f"accuracy_{LOOKBACK}_ago") == ACCURACY_POINTS
 class HeuristicConfig(AgentConfig):
     """A controller that takes the first action that applies: prune, fossilize, advance, germinate, wait."""
 
+    seeded: ClassVar[bool] = False
     standalone: ClassVar[bool] = True
     needs_hosts: ClassVar[bool] = True
     patience: int = 2

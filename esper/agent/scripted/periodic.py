@@ -22,6 +22,7 @@ class PeriodicConfig(AgentConfig):
     """A controller that plants a seed in the next free slot at fixed intervals; seeds advance and are kept as soon as
     possible."""
 
+    seeded: ClassVar[bool] = False
     standalone: ClassVar[bool] = True
     first: int = 0
     """Time of the first planting, at least 0 [host epochs]."""

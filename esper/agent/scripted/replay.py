@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -94,6 +94,7 @@ class ReplayConfig(AgentConfig):
     controller. An evaluation with the same seed and episode has the same hosts; in training, hosts differ and take the topologies
     in order."""
 
+    seeded: ClassVar[bool] = False
     topology: str = ""
     """JSON file that `python -m esper.evaluate` wrote; hosts are matched by their order."""
     of: str = "policy"

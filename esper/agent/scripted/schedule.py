@@ -4,7 +4,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -79,6 +79,7 @@ class ScheduleConfig(AgentConfig):
     """A controller that plays the same schedule in every host: one seed, advanced and kept as soon as possible, or a list of
     actions."""
 
+    seeded: ClassVar[bool] = False
     slot: int = 0
     """Number of the slot, from 0 in the order of the host's layers."""
     blueprint: str = "conv_light"
