@@ -6,7 +6,7 @@ Defaults live in the dataclasses beside the parts; YAML files hold choices only.
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -134,6 +134,16 @@ class Config(Chosen):
         name = self.choices.get(group)
         # If a part was replaced after the choice by one of another class, use the name of that class.
         return name if name is not None and GROUPS[group].get(name, kind) is kind else table_name(group, kind)
+
+    def replaced(self, **parts: Any) -> "Config":
+        """Return a copy with other parts, whose other groups keep the names that were typed.
+
+        Raises:
+            ValueError: the parts do not fit together.
+        """
+        copy = replace(self, **parts)
+        copy.choices = {**self.choices}  # the checks of a new config start without names
+        return copy
 
     def title(self, done: int = 0) -> str:
         """Return the title of the run, one line, after `done` updates."""

@@ -79,12 +79,12 @@ def tuned(config: Config, checkpoints: Checkpoints | None = None) -> Tuned:
             share = config.hosts * (rank + 1) // len(config.devices) - config.hosts * rank // len(config.devices)
             times = seconds[name] = _timed(config, name, found, share)
             devices[name] = replace(found, members_per_shard=min(times, key=times.__getitem__))
-    return Tuned(config if devices == config.devices else replace(config, devices=devices), seconds)
+    return Tuned(config if devices == config.devices else config.replaced(devices=devices), seconds)
 
 
 def _timed(config: Config, name: str, device: DeviceConfig, hosts: int) -> dict[int, float]:
     """Return the time of a round by hosts per shard [s]."""
-    alone = replace(config, devices={name: device})
+    alone = config.replaced(devices={name: device})
     with closing(build_env(alone, split=Split.TRAINING, hosts=hosts)) as env:
         if not isinstance(env, GrowthEnv):
             raise ConfigError(

@@ -41,6 +41,14 @@ def test_sizes_are_halved_until_two_are_slower(monkeypatch, times, tried, best):
     assert config.devices["cpu"].tune
 
 
+def test_what_is_found_on_the_machine_leaves_the_names_of_presets():
+    config = small_run.config("task=mnist5k_drift", "slots=all", "steps=20", "devices.auto.precision=auto")
+    found = tuned(config).config
+    assert found.devices["auto"].precision is not Precision.auto
+    assert [found.choice(group) for group in ("task", "slots", "host")] == ["mnist5k_drift", "all", config.choice("host")]
+    assert found.title() == config.title()
+
+
 def test_a_round_trains_hosts_of_which_every_second_has_a_seed(monkeypatch):
     seen = []
 
