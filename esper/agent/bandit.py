@@ -62,19 +62,21 @@ class DecisionMemory:
     choice: IntArray
     """Choices `[n]`."""
     reward: FloatArray
-    """Sum of rewards until the next decision on the same host, or to the end of the episode `[n]`."""
+    """Discounted sum of rewards until the next decision on the same host, or to the end of the episode `[n]`."""
     going: FloatArray
-    """Return from the decision to the end of the episode `[n]`."""
+    """Discounted return from the decision to the end of the episode `[n]`."""
     next_seen: FloatArray
     """Contexts of the next decision on the same host `[n, F]`; NaN if none follows."""
     next_legal: BoolArray
     """Choices that were legal then `[n, C]`."""
+    discount: FloatArray
+    """Weight of the return from then on `[n]`: `agent.gamma` to the power of the steps in between; 1 if none follows."""
 
     @classmethod
     def empty(cls, features: int, choices: int) -> "DecisionMemory":
         """Return a memory of no decisions."""
         none, seen = np.zeros(0, np.float32), np.zeros((0, features), np.float32)
-        return cls(seen, np.zeros(0, np.int64), none, none, seen, np.zeros((0, choices), np.bool_))
+        return cls(seen, np.zeros(0, np.int64), none, none, seen, np.zeros((0, choices), np.bool_), none)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays by name."""
@@ -89,13 +91,17 @@ class DecisionMemory:
 class Decisions:
     """The decisions and rewards of one update."""
 
+    gamma: float = 1.0
+    """Discount per step."""
     decisions: list[tuple[int, IntArray, FloatArray, BoolArray, IntArray]] = field(default_factory=list)
     """Step, hosts `[n]`, their contexts `[n, F]`, legal choices `[n, C]` and choices `[n]`."""
     reward_TN: list[FloatArray] = field(default_factory=list)
 
     def memory(self) -> DecisionMemory:
         """Return all decisions, without those with a non-finite return."""
-        going_TN = np.cumsum(np.stack([*self.reward_TN, np.zeros_like(self.reward_TN[0])])[::-1], axis=0)[::-1]
+        going_TN = np.stack([*self.reward_TN, np.zeros_like(self.reward_TN[0])])
+        for step in reversed(range(len(self.reward_TN))):
+            going_TN[step] += self.gamma * going_TN[step + 1]
         seen, legal, choice = (np.concatenate([one[part] for one in self.decisions]) for part in (2, 3, 4))
         hosts = np.concatenate([one[1] for one in self.decisions])
         steps = np.concatenate([np.full(len(one[1]), one[0]) for one in self.decisions])
@@ -105,7 +111,9 @@ class Decisions:
         going = going_TN[steps, hosts]
         until = np.where(following < 0, len(self.reward_TN), steps[following])
         next_seen = np.where(following[:, None] < 0, np.float32(np.nan), seen[following])
-        whole = DecisionMemory(seen, choice, going - going_TN[until, hosts], going, next_seen, legal[following])
+        discount: FloatArray = np.where(following < 0, 1.0, self.gamma ** (until - steps)).astype(np.float32)
+        reward: FloatArray = (going - discount * going_TN[until, hosts]).astype(np.float32)
+        whole = DecisionMemory(seen, choice, reward, going, next_seen, legal[following], discount)
         return DecisionMemory(**{name: part[np.isfinite(going)] for name, part in whole.arrays().items()})
 
 
@@ -231,7 +239,7 @@ class Bandit(Learner):
 
     def begin(self, update: int) -> None:
         """Explore in the next episode."""
-        self._record = Decisions()
+        self._record = Decisions(self.config.gamma)
 
     def observe(self, transition: Transition) -> None:
         """Add the rewards of a step."""
@@ -258,7 +266,7 @@ class Bandit(Learner):
         for sweep in range(1 + SWEEPS * bool(followed_n.any())):
             if sweep:
                 later_nC = np.where(memory.next_legal, self._predict(memory.next_seen), -np.inf)[followed_n]
-                target_n[followed_n] = memory.reward[followed_n] + later_nC.max(axis=1)
+                target_n[followed_n] = memory.reward[followed_n] + memory.discount[followed_n] * later_nC.max(axis=1)
             self.models = [fit(memory.seen[one], target_n[one]) if len(one) else None for one in rows]
         metrics["decisions"] = float(len(memory.choice))
         return {f"bandit/{name}": value for name, value in metrics.items()}
@@ -268,7 +276,10 @@ class Bandit(Learner):
     def state_dict(self) -> dict[str, Any]:
         """Return the choices by name, and the decisions in memory, from which predictions are fitted."""
         named = {"choices": list(self.names), "context": list(self._columns)}
-        return named | {name: torch.tensor(part) for name, part in self._memory.arrays().items()}
+        arrays = self._memory.arrays()
+        if self.config.gamma == 1:
+            del arrays["discount"]  # all 1
+        return named | {name: torch.tensor(part) for name, part in arrays.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned.
@@ -276,7 +287,8 @@ class Bandit(Learner):
         Raises:
             ValueError: the observations have other features, or there are other choices.
         """
-        memory = DecisionMemory(**{part.name: state[part.name].numpy() for part in fields(DecisionMemory)})
+        saved = {"discount": torch.ones(len(state["choice"]))} | state
+        memory = DecisionMemory(**{part.name: saved[part.name].numpy() for part in fields(DecisionMemory)})
         count = memory.next_legal.shape[1]  # states of earlier versions do not name their choices
         learned = state.get("choices", self.names if count == len(self.names) else [f"{count} choices"])
         if memory.seen.shape[1:] != self._memory.seen.shape[1:] or learned != self.names:

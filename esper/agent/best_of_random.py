@@ -70,7 +70,7 @@ class BestOfRandom(Search[list[ActionConfig]]):
 
     def __init__(self, config: BestOfRandomConfig, spec: EnvSpec, *, seed: int) -> None:
         self.config = config
-        Search.__init__(self, spec, seed=seed, nothing=[])
+        Search.__init__(self, spec, seed=seed, nothing=[], gamma=config.gamma)
 
     def player(self, candidate: list[ActionConfig]) -> ActionLists:
         return ActionLists([candidate], self.spec)

@@ -35,7 +35,7 @@ class ReactConfig(AgentConfig):
     needs_hosts: ClassVar[bool] = True
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "React":
-        return React(spec, seed=seed, nothing=ReactRule())
+        return React(spec, seed=seed, nothing=ReactRule(), gamma=self.gamma)
 
 
 class React(Search[ReactRule]):

@@ -93,6 +93,8 @@ class ScheduleBandit(Learner):
         self._trial_N: IntArray | None = None
         """Schedule of each host in this update; None until the first observation, and outside of an update."""
         self._return_N: FloatArray | None = None
+        self._weight = 1.0
+        """Discount of the next step."""
 
     # ---- acting
 
@@ -136,12 +138,13 @@ class ScheduleBandit(Learner):
 
     def begin(self, update: int) -> None:
         """Explore in the next episode."""
-        self._trial_N, self._return_N = None, np.zeros(self.spec.num_hosts, np.float32)
+        self._trial_N, self._return_N, self._weight = None, np.zeros(self.spec.num_hosts, np.float32), 1.0
 
     def observe(self, transition: Transition) -> None:
         """Add the rewards of a step to the returns."""
         assert self._return_N is not None, "call begin() first"
-        self._return_N += transition.earned_N
+        self._return_N += self._weight * transition.earned_N
+        self._weight *= self.config.gamma
 
     def learn(self, progress: float) -> dict[str, float]:
         """Learn the effects from all schedules in memory."""

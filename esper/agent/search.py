@@ -22,20 +22,23 @@ class Search(Learner, Generic[Candidate]):
     The config of a search sets `one_episode`.
     """
 
-    def __init__(self, spec: EnvSpec, *, seed: int, nothing: Candidate) -> None:
+    def __init__(self, spec: EnvSpec, *, seed: int, nothing: Candidate, gamma: float = 1.0) -> None:
         """
         Args:
             spec: sizes and names of observations and actions.
             seed: root seed of the policy.
             nothing: the candidate that grows nothing.
+            gamma: discount per step.
         """
-        self.spec, self.seed = spec, seed
+        self.spec, self.seed, self.gamma = spec, seed, gamma
         self.tried = 0
         self.best_return: float | None = None
         self.best, self._trial = nothing, nothing
         self._player = self.player(nothing)
         self._return_N: FloatArray | None = None
-        """Returns of the candidate being tried; None outside of an update."""
+        """Discounted returns of the candidate being tried; None outside of an update."""
+        self._weight = 1.0
+        """Discount of the next step."""
         self._undrawn = False
         """True until the first observation shows which slots and blueprints a candidate can use."""
 
@@ -81,12 +84,13 @@ class Search(Learner, Generic[Candidate]):
 
     def begin(self, update: int) -> None:
         """Try another candidate in the next episode."""
-        self._return_N, self._undrawn = np.zeros(self.spec.num_hosts, np.float32), True
+        self._return_N, self._undrawn, self._weight = np.zeros(self.spec.num_hosts, np.float32), True, 1.0
 
     def observe(self, transition: Transition) -> None:
         """Add the rewards of a step to the returns."""
         assert self._return_N is not None, "call begin() first"
-        self._return_N += transition.earned_N
+        self._return_N += self._weight * transition.earned_N
+        self._weight *= self.gamma
 
     def learn(self, progress: float) -> dict[str, float]:
         """Keep the candidate just tried if its mean return is the highest; ties keep the earlier one."""

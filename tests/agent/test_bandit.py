@@ -171,6 +171,10 @@ def test_decisions_on_a_host_are_linked_to_the_next_one_there():
     first = (1, np.array([0, 1]), np.array([[1.0], [2.0]], np.float32), legal, np.array([0, 3]))
     second = (3, np.array([0]), np.array([[3.0]], np.float32), legal[:1], np.array([1]))
     rewards = [np.array([2.0**step, 1.0], np.float32) for step in range(5)]
+    halved = Decisions(gamma=0.5, decisions=[first, second], reward_TN=rewards).memory()
+    assert halved.going.tolist() == [2 + 2 + 2 + 2, 1 + 0.5 + 0.25 + 0.125, 8 + 8]
+    assert halved.reward.tolist() == [2 + 2, 1 + 0.5 + 0.25 + 0.125, 8 + 8]
+    assert halved.discount.tolist() == [0.25, 1, 1]
     memory = Decisions(decisions=[first, second], reward_TN=rewards).memory()
     assert memory.going.tolist() == [30, 4, 24]
     assert memory.reward.tolist() == [6, 4, 24]
@@ -185,9 +189,13 @@ def test_doing_nothing_is_worth_the_best_later_decision():
     later = np.where(np.arange(3 * count)[:, None] < count, seen, np.float32(np.nan))
     legal = np.ones((3 * count, len(bandit.names)), np.bool_)
     choice = np.repeat([0, 1, 2], count)
-    bandit._memory = DecisionMemory(seen, choice, paid, paid, later, legal)
+    bandit._memory = DecisionMemory(seen, choice, paid, paid, later, legal, np.ones_like(paid))
     bandit._fit()
     assert bandit._predict(seen)[:, 0] == pytest.approx(10, abs=0.5)
+    bandit._memory.discount[:] = 0.5
+    bandit._fit()
+    assert bandit._predict(seen)[:, 0] == pytest.approx(5, abs=0.5)
+    bandit._memory.discount[:] = 1
     legal[:, 1] = False
     bandit._fit()
     assert bandit._predict(seen)[:, 0].max() < 5, "only legal decisions count"

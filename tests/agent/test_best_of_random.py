@@ -162,6 +162,26 @@ def test_the_highest_mean_return_is_kept_and_ties_keep_the_earlier_schedule(retu
     assert search.best == (tried[returns.index(max(sound))] if sound else [])
 
 
+def test_rewards_are_discounted_by_gamma() -> None:
+    search, first = BestOfRandomConfig(gamma=0.95).build(SPEC, seed=0), newborn([0, 1, 2])
+    for _ in range(2):  # each update begins anew
+        attempt(search, first)
+        decision = search.act(first, search.start(4), is_init=np.ones(4, np.bool_), uniform=np.zeros((4, 8)))
+        reward_N, nowhere_N = np.full(4, 20.0, np.float32), np.zeros(4, np.bool_)
+        step = Transition(
+            observation=first,
+            decision=decision,
+            reward_N=reward_N,
+            terminated_N=nowhere_N,
+            is_init_N=nowhere_N,
+            rolled_back_N=nowhere_N,
+        )
+        search.observe(step)
+        search.observe(step)
+        search.learn(0.0)
+        assert search.best_return == 39
+
+
 def test_a_restored_search_keeps_its_best_return() -> None:
     search, first = BestOfRandomConfig().build(SPEC, seed=0), newborn([0, 1, 2])
     for paid in (0.0, 2.0):

@@ -37,6 +37,24 @@ def act(bandit: ScheduleBandit, observation: Observation, schedule: np.ndarray |
     return decision.action, decision.state["schedule"].numpy()
 
 
+def test_rewards_are_discounted_by_gamma() -> None:
+    bandit, first = ScheduleBanditConfig(gamma=0.95).build(SPEC, seed=0), newborn([0])
+    bandit.begin(0)
+    decision = bandit.act(first, bandit.start(4), is_init=NOWHERE_N, uniform=np.zeros((4, 8)))
+    step = Transition(
+        observation=first,
+        decision=decision,
+        reward_N=np.full(4, 20.0, np.float32),
+        terminated_N=NOWHERE_N,
+        is_init_N=NOWHERE_N,
+        rolled_back_N=NOWHERE_N,
+    )
+    bandit.observe(step)
+    bandit.observe(step)
+    bandit.learn(0.0)
+    assert bandit.return_n.tolist() == [39] * 4
+
+
 def learn(bandit: ScheduleBandit, first: Observation, worth: np.ndarray, noise: np.random.Generator) -> np.ndarray:
     """Play an update in which a schedule returns its worth, noise, and the luck of the twins; return the schedules played."""
     bandit.begin(bandit.tried)
