@@ -491,7 +491,7 @@ class PPO(Learner):
             "network": self.network.state_dict(),
             "popart": self.popart.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "counters": {"strikes": self.strikes, "independent": self.independent},
+            "counters": {"strikes": self.strikes} | ({"independent": self.independent} if self.config.teacher else {}),
         }
 
     def acting_state(self) -> dict[str, Any]:
@@ -520,7 +520,7 @@ class PPO(Learner):
         if "optimizer" in state:
             self.optimizer.load_state_dict(state["optimizer"])
         self.strikes = state["counters"]["strikes"]
-        self.independent = state["counters"].get("independent", False)  # earlier versions lack it
+        self.independent = state["counters"].get("independent", False)
 
     def _names(self) -> dict[str, list[str]]:
         """Return the names of inputs and outputs, in order."""
