@@ -68,8 +68,16 @@ def improvement_interval(
     labels = np.zeros(len(one)) if strata is None else np.asarray(strata)
     groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
 
+    def within(index: npt.NDArray[np.intp]) -> Float64Array:
+        """Return the probability in one stratum, for blocks `[R, m]` of each resample, from how often each block is drawn: the
+        pairs of blocks themselves would take R m^2 numbers."""
+        place = len(one) * np.arange(len(index))[:, None] + index
+        count_Rn = np.bincount(place.ravel(), minlength=len(index) * len(one)).reshape(len(index), len(one))
+        return ((count_Rn @ ahead) * count_Rn).sum(axis=1) / index.shape[1] ** 2
+
     def probability(*index: npt.NDArray[np.intp], axis: int = -1) -> Any:
-        return np.mean([ahead[i[..., :, None], i[..., None, :]].mean(axis=(axis - 1, axis)) for i in index], axis=0)
+        assert axis == -1
+        return np.mean([within(np.atleast_2d(i)).reshape(i.shape[:-1]) for i in index], axis=0)
 
     samples = [
         np.resize(group, max(2, len(group))) for group in groups

@@ -1,5 +1,7 @@
 """Paired comparisons of two arms against other libraries and known properties."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -57,6 +59,33 @@ def test_iqm_and_improvement_match_their_definitions(pair: np.ndarray) -> None:
     assert iqm_interval(first).mean == pytest.approx(np.sort(first)[cut : len(first) - cut].mean())
     ahead = np.mean([(one > other) + 0.5 * (one == other) for one in first for other in second])
     assert improvement_interval(first, second, generator()).mean == pytest.approx(ahead)
+
+
+@pytest.mark.usefixtures("few_resamples")
+@pytest.mark.parametrize("strata", [np.zeros(8), np.arange(8) % 2, np.array([0] * 7 + [1])])
+def test_resampled_improvements_match_their_definition(strata: np.ndarray) -> None:
+    """Over resamples that the test draws itself, in the order of scipy."""
+    first, second = generator(3).standard_normal((2, 8)).round(1)
+    groups = [np.flatnonzero(strata == label) for label in np.unique(strata)]
+    rng, parts = generator(4), []
+    for group in groups:
+        sample = np.resize(group, max(2, len(group)))
+        drawn = sample[rng.integers(0, len(sample), (paired.RESAMPLES, len(sample)))]
+        ahead = (np.sign(first[drawn][:, :, None] - second[drawn][:, None, :]) + 1) / 2
+        parts.append(ahead.mean(axis=(1, 2)))
+    low, high = np.percentile(np.mean(parts, axis=0), [2.5, 97.5])
+    found = improvement_interval(first, second, generator(4), strata=strata)
+    assert (found.low, found.high) == pytest.approx((low, high))
+
+
+@pytest.mark.usefixtures("few_resamples")
+def test_the_memory_of_a_bootstrap_grows_with_blocks_not_with_pairs_of_blocks() -> None:
+    first, second = generator().standard_normal((2, 400))
+    tracemalloc.start()
+    improvement_interval(first, second, generator())
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 20e6 < 8 * paired.RESAMPLES * 400**2
 
 
 @pytest.mark.parametrize("count", [10, 12, 20])
