@@ -5,11 +5,14 @@ from dataclasses import fields
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import flex_attention as flex
 
+from esper.checkpoint import Notice
 from esper.config import GROUPS
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import Layout, members_first, side_by_side
 from esper.hosts.base import SlotSpec
+from esper.seeds.blueprints import attention
 from esper.seeds.blueprints.attention import AttentionConfig, FlexAttentionConfig, _block_mask, by_flex, by_mask
 from esper.seeds.blueprints.base import BlueprintConfig, num_groups
 from esper.seeds.blueprints.cnn import BottleneckConfig, ConvHeavyConfig, ConvLightConfig, DepthwiseConfig
@@ -182,6 +185,37 @@ def test_attention_is_causal_and_limited_to_its_window(name):
 def test_the_window_by_flex_attention_equals_the_window_by_mask(positions, window):
     q, k, v = torch.randn(3, 2, 4, positions, 16)
     assert torch.allclose(by_flex(q, k, v, window), by_mask(q, k, v, window), atol=1e-5)
+
+
+def test_flex_attention_that_cannot_be_compiled_is_replaced_by_the_mask_once_and_for_all(monkeypatch):
+    def refuse(*_, **__):
+        calls.append(1)
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.\nmore")
+
+    calls, (q, k, v) = [], torch.randn(3, 2, 4, 9, 16)
+    monkeypatch.setattr(attention, "_compiles", None)
+    monkeypatch.setattr(flex, "flex_attention", refuse)
+    with pytest.warns(Notice, match=r"^blueprint=flex_attention cannot be compiled .*C compiler.*\.\): .*install a C") as seen:
+        found = [attention.by_flex_or_mask(q, k, v, 5) for _ in range(2)]
+    assert (len(seen), len(calls)) == (1, 1)
+    assert all(one.equal(by_mask(q, k, v, 5)) for one in found)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_other_errors_of_flex_attention_are_raised(monkeypatch):
+    def fail(*_, **__):
+        raise error
+
+    (q, k, v), compiled = torch.randn(3, 2, 4, 9, 16), flex.flex_attention
+    for error, first in ((torch.OutOfMemoryError("CUDA out of memory"), None), (RuntimeError("an illegal memory access"), True)):
+        monkeypatch.setattr(attention, "_compiles", None)
+        if first:
+            monkeypatch.setattr(flex, "flex_attention", compiled)
+            attention.by_flex_or_mask(q, k, v, 5)
+        monkeypatch.setattr(flex, "flex_attention", fail)
+        with pytest.raises(type(error), match=str(error)):
+            attention.by_flex_or_mask(q, k, v, 5)
+        assert attention._compiles is first
 
 
 def test_a_window_first_seen_in_a_measurement_can_be_trained():

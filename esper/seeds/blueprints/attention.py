@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 from threading import Lock
 from typing import Any, ClassVar
+from warnings import warn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention as flex
 
+from esper.checkpoint import Notice
 from esper.fusion.layers import causal_attention
 from esper.fusion.layout import Layout
 from esper.hosts.base import SlotSpec
@@ -60,9 +62,9 @@ class SelfAttention(nn.Module):
 class WindowAttention(SelfAttention):
     """Self-attention where a position sees itself and the `window - 1` positions before it.
 
-    On a GPU this is `flex_attention`, which skips positions outside the window. Its kernel needs heads at least 16 wide, and on
-    other devices torch 2.13 has no backward for it: there `scaled_dot_product_attention` with the window as a mask computes the
-    same sum up to rounding.
+    On a GPU this is `flex_attention`, which skips positions outside the window. Its kernel needs heads at least 16 wide and a C
+    compiler, and on other devices torch 2.13 has no backward for it: there `scaled_dot_product_attention` with the window as a
+    mask computes the same sum up to rounding.
     """
 
     def __init__(self, width: int, heads: int, window: int) -> None:
@@ -72,7 +74,7 @@ class WindowAttention(SelfAttention):
     def attend(self, qkv: Tensor) -> Tensor:
         b, t, _ = qkv.shape
         q, k, v = qkv.view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        attend = by_flex if qkv.is_cuda and q.shape[-1] >= FLEX_WIDTH else by_mask
+        attend = by_flex_or_mask if qkv.is_cuda and q.shape[-1] >= FLEX_WIDTH else by_mask
         return attend(q, k, v, self.window).transpose(1, 2).reshape(b, t, -1)
 
 
@@ -86,6 +88,33 @@ def by_flex(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tens
         return run(q_BHTC.contiguous(), k_BHTC.contiguous(), v_BHTC.contiguous(), block_mask=block_mask)
 
 
+def by_flex_or_mask(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tensor:
+    """Compute attention by `by_flex`; if its first call fails, because it cannot be compiled, by `by_mask` from then on."""
+    global _compiles
+    if _compiles is not False:
+        try:
+            y_BHTC = by_flex(q_BHTC, k_BHTC, v_BHTC, window)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of torch, of Triton, or of the C compiler that it calls
+            with _compiling:
+                if _compiles:
+                    raise
+                first, _compiles = _compiles is None, False
+            if first:
+                reason = str(error).strip().partition("\n")[0] or type(error).__name__
+                warn(
+                    f"blueprint=flex_attention cannot be compiled for this GPU ({reason}): it computes the same with a mask, "
+                    "more slowly; install a C compiler such as gcc to change that",
+                    Notice,
+                    stacklevel=2,
+                )
+        else:
+            _compiles = True
+            return y_BHTC
+    return by_mask(q_BHTC, k_BHTC, v_BHTC, window)
+
+
 def by_mask(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tensor:
     """Compute attention within a causal window by `scaled_dot_product_attention`."""
     t = torch.arange(q_BHTC.shape[2], device=q_BHTC.device)
@@ -95,6 +124,10 @@ def by_mask(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tens
 
 _compiling = Lock()
 """Held by shards, which run in threads: torch refuses a compiled function in one thread while it traces one in another."""
+
+
+_compiles: bool | None = None
+"""Whether `flex_attention` can be compiled on this machine; None before the first attempt."""
 
 
 @cache
