@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from esper.config import GROUPS
 from esper.lab.evaluation import EARLY
 from esper.lab.per_host import PREFIX, UNBUDGETED
 from esper.lab.runs import SEARCHED, STATIC_NET, Run, group_of, records_of
@@ -27,7 +28,8 @@ AT_THE_START = (*SEARCHED, STATIC_NET, *(f"{PREFIX}{method}" for method in UNBUD
 
 
 def anomalies(runs: Sequence[Run], overrides: Sequence[str] = ()) -> list[str]:
-    """Return warnings on arms whose runs differ in their data, or whose policies no longer explore; both may be intended.
+    """Return warnings on arms whose runs differ in their data or teachers, or whose policies no longer explore, which may be
+    intended; and on strata that share seeds.
 
     Args:
         overrides: evaluation overrides; what they set is the same for all arms.
@@ -36,6 +38,7 @@ def anomalies(runs: Sequence[Run], overrides: Sequence[str] = ()) -> list[str]:
     found: list[str] = []
     for stratum in dict.fromkeys(run.stratum for run in runs):
         found += _different_data([run for run in runs if run.stratum == stratum], alike)
+    found += [*_trained_teachers(runs), *_shared_seeds(runs)]
     for arm in dict.fromkeys(run.arm for run in runs):
         last = [records[-1] for run in runs if run.arm == arm and (records := records_of(run))]
         entropy = [record["policy/entropy_share_op"] for record in last if "policy/entropy_share_op" in record]
@@ -59,7 +62,7 @@ def other_hosts(runs: Sequence[Run], baselines: Sequence[str], overrides: Sequen
     found: list[str] = []
     for arm in dict.fromkeys(run.arm for run in runs) if baselines else ():
         pairs = [(one, run) for one in runs if one.arm == runs[0].arm for run in runs if (run.arm, run.block) == (arm, one.block)]
-        keys = dict.fromkeys(key for pair in pairs for run in pair for key in run.config if group_of(key) in HOST_KEYS)
+        keys = dict.fromkeys(key for pair in pairs for run in pair for key in run.config if _makes_hosts(key))
         keys = [key for key in keys if not {key, group_of(key)} & alike]
         if differ := [key for key in keys if any(str(one.config.get(key)) != str(run.config.get(key)) for one, run in pairs)]:
             found.append(
@@ -67,6 +70,31 @@ def other_hosts(runs: Sequence[Run], baselines: Sequence[str], overrides: Sequen
                 "baselines in an experiment of its own"
             )
     return found
+
+
+def _makes_hosts(key: str) -> bool:
+    """Return whether a key of the config affects what the hosts of a baseline are, or how it may grow them."""
+    return group_of(key) in HOST_KEYS or key.startswith("agent.heads.")
+
+
+def _trained_teachers(runs: Sequence[Run]) -> list[str]:
+    """Return a warning if only some arms learn from a trained teacher, or from another one."""
+    teachers = dict.fromkeys((run.arm, run.config.get("agent.teacher")) for run in runs)
+    trained = [f"{arm} learns from {teacher}" for arm, teacher in teachers if teacher and teacher not in GROUPS["agent"]]
+    if not trained or len({teacher for _, teacher in teachers}) == 1:
+        return []
+    return [f"agent.teacher differs between arms ({', '.join(trained)}): the training of a teacher is not in the costs"]
+
+
+def _shared_seeds(runs: Sequence[Run]) -> list[str]:
+    """Return a warning if runs of different strata have the same seed."""
+    settings = {(run.seed, run.stratum) for run in runs}
+    if len({seed for seed, _ in settings}) == len(settings):
+        return []
+    return [
+        "runs of different strata have the same seeds, hence the same initial policies and noise: their blocks are not "
+        "independent, and neither intervals nor p values are reliable; give every experiment a root of its own"
+    ]
 
 
 def early_baselines(runs: Sequence[Run], baselines: Sequence[str], overrides: Sequence[str] = ()) -> list[str]:

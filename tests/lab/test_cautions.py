@@ -13,7 +13,8 @@ def test_different_data_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.lab.cautions.records_of", lambda _: [{}])
 
     def run(arm: str, hosts: int, updates: int, block: int = 0, task: str = "digits") -> Run:
-        return Run(arm=arm, block=block, folder=Path(), updates=updates, stratum=task, config={"hosts": hosts, "task": task})
+        config = {"hosts": hosts, "task": task}
+        return Run(arm=arm, block=block, folder=Path(), seed=block, updates=updates, stratum=task, config=config)
 
     assert anomalies([run("a", 32, 10), run("b", 16, 20)]) == []  # equal numbers of host episodes
     (fault,) = anomalies([run("a", 32, 10), run("b", 16, 10)])
@@ -26,10 +27,14 @@ def test_different_data_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = [replace(run(arm, 32, 10), config={"host.base_channels": size}) for arm, size in (("a", 4), ("b", 8), ("c", 4))]
     (warning,) = other_hosts(wide, ["wait"])
     assert warning.startswith("the baselines grow the hosts of a, and those of b have another host.base_channels: compare b")
+    heads = [replace(run(arm, 32, 10), config={"agent.heads.tempo": tempo}) for arm, tempo in (("a", "fast"), ("b", "free"))]
+    assert "those of b have another agent.heads.tempo" in other_hosts(heads, ["random"])[0]
     assert other_hosts(wide, ["wait"], ["host.base_channels=4"]) == []
     assert other_hosts(wide, []) == other_hosts(wide[::2], ["wait"]) == []
     tasks = [run(arm, 32, 10, block, task) for arm in "ab" for block, task in enumerate(("digits", "mnist5k"))]
     assert anomalies(tasks) == []
+    (shared,) = anomalies([replace(one, seed=5) for one in tasks])
+    assert shared.startswith("runs of different strata have the same seeds")
     (fault,) = anomalies([replace(one, stratum="") for one in tasks])
     assert "task is a digits and mnist5k, b digits and mnist5k; if this is a separate setting, add it to strata" in fault
 
@@ -59,3 +64,25 @@ def test_baselines_that_plant_before_any_event_are_weak_references(monkeypatch: 
     assert early_baselines(runs["calm"], asked) == early_baselines(runs["drift"], ["wait"]) == []
     monkeypatch.setattr("esper.lab.cautions.scored_config", lambda *_: drifting)
     assert early_baselines(runs["calm"], asked, ["task=digits_drift"]) == [warning]
+
+
+@pytest.mark.parametrize(
+    ("teachers", "warned"),
+    [
+        ((None, "multirun/teacher"), True),
+        (("heuristic", "multirun/teacher"), True),
+        (("multirun/teacher", "multirun/teacher"), False),
+        ((None, "heuristic"), False),
+    ],
+)
+def test_the_training_of_a_teacher_is_in_no_costs(
+    teachers: tuple[str | None, str], warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.lab.cautions.records_of", lambda _: [{}])
+    runs = [
+        Run(arm=arm, block=0, folder=Path(), config={"hosts": 1, "agent.teacher": teacher})
+        for arm, teacher in zip(("plain", "taught"), teachers, strict=True)
+    ]
+    found = anomalies(runs)
+    assert len(found) == warned
+    assert all("(taught learns from multirun/teacher): the training of a teacher is not in the costs" in line for line in found)
