@@ -200,7 +200,7 @@ class GrowthEnv(Environment):
         if signals.last:
             signals = replace(signals, final=self.state)
         if signals.last and verdict.rollback_N.any():
-            signals.effects.committed_accuracy_N[verdict.rollback_N] = self._committed_accuracy()[verdict.rollback_N]
+            signals.effects.committed_accuracy_N[verdict.rollback_N] = self._committed_accuracy(verdict.rollback_N)
         self.signals = info["signals"] = signals
         reward_N, info["components"] = self.reward(signals)
         info["components"]["governor"] = np.where(verdict.rollback_N, -verdict.penalty, 0.0).astype(np.float32)
@@ -345,10 +345,10 @@ class GrowthEnv(Environment):
         self.accuracy_NH[:, 0], self.loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
         return report, seen
 
-    def _committed_accuracy(self) -> npt.NDArray[np.float32]:
-        """Return the validation accuracy of each host with its fossils only, as it is now `[N]` [%]."""
+    def _committed_accuracy(self, of_N: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
+        """Return the validation accuracy of the marked hosts with their fossils only, as they are now [%]."""
         self.pool.arrange(lifecycle.roles(self.state, self.slots))
-        return self.pool.validate(self._committed_alpha()[None]).accuracy_VM[0]
+        return self.pool.validate(self._committed_alpha()[None], wanted_N=of_N).accuracy_VM[0, of_N]
 
     def _committed_alpha(self) -> npt.NDArray[np.float32]:
         """Return the blend weights of the fossils, 0 for other seeds `[N, S]`."""

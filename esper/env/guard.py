@@ -82,7 +82,7 @@ class Guard:
         if not pruned_N.any():
             return
         env.pool.arrange(lifecycle.roles(env.state, env.slots))
-        measured = env.pool.validate(env.state.alpha[None])
+        measured = env.pool.validate(env.state.alpha[None], wanted_N=pruned_N)
         accuracy_N, loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
         env.accuracy_NH[pruned_N, 0] = accuracy_N[pruned_N]
         env.state.accuracy[pruned_N] = accuracy_N[pruned_N, None]

@@ -100,8 +100,14 @@ class HostPool(ABC):
         """Train every host on the first `samples` of an epoch, without validation, and return which are finite `[N]`."""
 
     @abstractmethod
-    def validate(self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
-        """See `Shard.validate`."""
+    def validate(
+        self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False, wanted_N: npt.NDArray[np.bool_] | None = None
+    ) -> Measurement:
+        """Measure all hosts; see `Shard.validate`.
+
+        Args:
+            wanted_N: hosts whose results are used, for which FLOPs are counted; None for all.
+        """
 
     @abstractmethod
     def potential(self, time: int) -> npt.NDArray[np.float32]:
@@ -155,14 +161,21 @@ class HostPool(ABC):
 
     # ---- for pools that derive from this class
 
-    def _count(self, alpha_VNS: npt.NDArray[np.float32], *, trained: int = 0) -> None:
-        """Count training on this many samples per host, and one measurement."""
+    def _count(
+        self,
+        alpha_VNS: npt.NDArray[np.float32],
+        *,
+        trained: int = 0,
+        trained_N: npt.NDArray[np.bool_] | None = None,
+        wanted_N: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Count training of some hosts on this many samples each, and one measurement of some; None for all."""
         if self.meter is None:
             return
         task, roles = self.parts.task, self._roles or operations.roles(empty(*alpha_VNS.shape[1:]), SlotsConfig())
         batch = min(task.batch_size, max(trained, 1))
-        self.meter.train(roles, trained // batch * batch, batch)
-        self.meter.measure(roles, alpha_VNS, len(task.data.valid_y))
+        self.meter.train(roles, trained // batch * batch, batch, trained_N)
+        self.meter.measure(roles, alpha_VNS, len(task.data.valid_y), wanted_N)
 
 
 def joined(parts: Sequence[Report], axis: int) -> Report:

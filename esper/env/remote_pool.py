@@ -195,7 +195,7 @@ class RemotePool(HostPool):
         parts: list[Epoch] = self._ask(
             lambda rows: Call("epoch", (time, alpha_VNS[:, rows]), {"probe": probe, "retired_N": retired_N[rows]})
         )
-        self._count(alpha_VNS, trained=self._samples)
+        self._count(alpha_VNS, trained=self._samples, trained_N=~retired_N)
         return Epoch(
             joined([part.report for part in parts], 0),
             joined([part.measured for part in parts], -1),
@@ -206,10 +206,12 @@ class RemotePool(HostPool):
         """See `HostPool.train`."""
         return np.concatenate(self._ask(lambda _: Call("train", (time, samples))))
 
-    def validate(self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
+    def validate(
+        self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False, wanted_N: npt.NDArray[np.bool_] | None = None
+    ) -> Measurement:
         """See `HostPool.validate`."""
         if not test:
-            self._count(alpha_VNS)
+            self._count(alpha_VNS, wanted_N=wanted_N)
         return joined(self._ask(lambda rows: Call("validate", (alpha_VNS[:, rows],), {"test": test})), -1)
 
     def potential(self, time: int) -> npt.NDArray[np.float32]:

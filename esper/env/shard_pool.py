@@ -108,7 +108,7 @@ class ShardPool(HostPool):
             )
             measured = self._submit("validate", lambda shard, rows: shard.validate(alpha_VNS[:, rows]), after=trained)
             report = joined([one.result() for one in trained], 0)
-            self._count(alpha_VNS, trained=self._sampler.samples_per_epoch)
+            self._count(alpha_VNS, trained=self._sampler.samples_per_epoch, trained_N=~retired_N)
             potential_NSK = np.full((*report.seed_norm_MS.shape, len(self.parts.blueprints)), np.nan, dtype=np.float32)
             if probe:  # while the shards validate
                 potential_NSK = self._potential()
@@ -148,10 +148,12 @@ class ShardPool(HostPool):
 
         return np.concatenate(list(self._sensing.map(measure, self._sensors)))
 
-    def validate(self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
-        """See `Shard.validate`."""
+    def validate(
+        self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False, wanted_N: npt.NDArray[np.bool_] | None = None
+    ) -> Measurement:
+        """See `HostPool.validate`."""
         if not test:  # scores are no part of growing a host
-            self._count(alpha_VNS)
+            self._count(alpha_VNS, wanted_N=wanted_N)
         return joined(self._each("validate", lambda shard, rows: shard.validate(alpha_VNS[:, rows], test=test)), -1)
 
     def latency(self, host: nn.Module, used_S: npt.NDArray[np.bool_], samples: Tensor) -> Price:

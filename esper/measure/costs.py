@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.hosts.base import SlotSpec, segments_of, slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
-from esper.lifecycle.stages import OCCUPIED, SlotState
+from esper.lifecycle.stages import OCCUPIED, BoolArray, SlotState
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.errors import seed_errors
 from esper.seeds.gated import Gate
@@ -204,17 +204,20 @@ class Meter:
         """Start new hosts at 0."""
         self.training_N, self.measuring_N = np.zeros(num_hosts), np.zeros(num_hosts)
 
-    def train(self, roles: Roles, samples: int, batch: int) -> None:
-        """Count training of each host on this many samples; on one batch if it is frozen and no seed learns."""
+    def train(self, roles: Roles, samples: int, batch: int, trained_N: BoolArray | None = None) -> None:
+        """Count training of the marked hosts, by default all, on this many samples; on one batch if it is frozen and no seed
+        learns."""
         idle_N = ~(roles.learns & (roles.blueprint >= 0)).any(axis=1)
         skips = self.frozen and self.incubation is not Incubation.closed_loop
         samples_N = np.where(idle_N & skips, min(batch, samples), samples)
-        self.training_N += samples_N * self.flops.training(roles, self.incubation, frozen=self.frozen)
+        flops_N = samples_N * self.flops.training(roles, self.incubation, frozen=self.frozen)
+        self.training_N += flops_N if trained_N is None else np.where(trained_N, flops_N, 0)
 
-    def measure(self, roles: Roles, alpha_VNS: npt.NDArray[np.float32], samples: int) -> None:
-        """Count measuring of each host on this many samples, under these settings of its alphas, also of hosts whose results are
-        known; see `Shard.validate`."""
-        self.measuring_N += samples * self.flops.measuring(roles, self.incubation, alpha_VNS)
+    def measure(self, roles: Roles, alpha_VNS: npt.NDArray[np.float32], samples: int, wanted_N: BoolArray | None = None) -> None:
+        """Count measuring of the marked hosts, by default all, on this many samples, under these settings of their alphas, also
+        where results are known; see `Shard.validate`."""
+        flops_N = samples * self.flops.measuring(roles, self.incubation, alpha_VNS)
+        self.measuring_N += flops_N if wanted_N is None else np.where(wanted_N, flops_N, 0)
 
 
 def count_costs(host: nn.Module, blueprints: Sequence[BlueprintConfig], sample: Tensor) -> Costs:

@@ -8,6 +8,7 @@ import torch
 
 from esper.env.actions import Op
 from esper.fusion.precision import Precision
+from esper.governor.watchdog import WatchdogConfig
 from esper.lifecycle.stages import BLENDED, Stage
 from esper.measure.costs import Price
 from esper.reward.modes import ShapedConfig
@@ -118,6 +119,34 @@ def test_flops_of_seeds_count_from_training_on(make_env, plan_actions):
         assert (env.meter.measuring_N - measured).tolist() == [50 * (host + (seed + after) * (stage in BLENDED)), 50 * host]
     assert stages[0] is Stage.TRAINING
     assert stages[-1] in BLENDED
+
+
+@pytest.mark.parametrize("steps", [2, 8])
+def test_flops_of_a_host_do_not_depend_on_rollbacks_of_others(make_env, plan_actions, steps):
+    """A host that lost a seed in a rollback is measured again, and in the last step without its live seeds too."""
+    measured = []
+    for fails in (False, True):
+        env = make_env(2, steps)
+        env.reset(seed=1)
+        env.autoreset = False
+        env.step(plan_actions((Op.GERMINATE, 1, 1), (Op.GERMINATE, 1, 1)))
+        if fails:
+            env.pool.shards[0].network.host.flat.data[1, 0] = torch.nan
+        *_, info = env.step(plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)))
+        assert info["rolled_back"].tolist() == [False, fails]
+        measured.append(info["measuring_flops"])
+    assert measured[0][0] == measured[1][0]
+    assert measured[0][1] < measured[1][1]
+
+
+def test_a_retired_host_spends_nothing_on_training(make_env, plan_actions):
+    env = make_env(2, 8, governor=WatchdogConfig(max_falls=1))
+    env.reset(seed=1)
+    env.pool.shards[0].network.host.flat.data[1, 0] = torch.nan
+    waits, host = plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)), env.costs.flops.forward.host
+    before = env.step(waits)[-1]
+    assert before["retired"].tolist() == [False, True]
+    assert (env.step(waits)[-1]["training_flops"] - before["training_flops"]).tolist() == [96 * 3 * host, 0]
 
 
 def test_the_cost_table_is_keyed_by_name_and_omits_unmeasured_costs(make_env):
