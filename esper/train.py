@@ -31,7 +31,7 @@ from esper.plugins import load_plugins
 from esper.sweeps import TUNE_SWEEPER
 from esper.telemetry.writers import check_writers
 from esper.training.resume import continued
-from esper.training.run_folder import files_after
+from esper.training.run_folder import PAGE, files_after
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
@@ -70,10 +70,12 @@ def train(cfg: DictConfig) -> None:
                 print(f"{place}: {' '.join(HydraConfig.get().overrides.task)}", flush=True)
             listen(StatusLine(sys.stdout, f"{named}: " if named else "") if display else None)
             given = HydraConfig.get().overrides.task
-            Trainer(config, folder, name=named, shared=context.shared, plan=context.plan, announced=shown, overrides=given).run()
+            worked = Trainer(
+                config, folder, name=named, shared=context.shared, plan=context.plan, announced=shown, overrides=given
+            ).run()
             others = f"; {remedy}" if named else ""
             remedy = f"the run is finished; write its page with: python -m esper.report {shlex.quote(str(folder))}{others}"
-            _after(folder, config, lead=f"{named}: " if named else "")
+            _after(folder, config, lead=f"{named}: " if named else "", worked=worked)
         except Stopped as stopped:
             print(f"esper: {stopped}; {remedy}", file=sys.stderr)
             sys.exit(130)
@@ -93,13 +95,16 @@ def train(cfg: DictConfig) -> None:
             end(2, f"{shortage}; {saved}, or start a new run with smaller {smaller}")
 
 
-def _after(folder: Path, config: Config, *, lead: str) -> None:
-    """Write the page of a run, hand it to the writers that keep files, and score the run if it belongs to a tuning."""
-    if config.telemetry.page_hosts:
+def _after(folder: Path, config: Config, *, lead: str, worked: bool) -> None:
+    """Write the page of a run, hand it to the writers that keep files, and score the run if it belongs to a tuning. The page of
+    a run that was finished before stays."""
+    page = config.telemetry.page_hosts and (worked or not (folder / PAGE).exists())
+    if page:
         from esper.page.page import page_at_the_end
 
         page_at_the_end(folder, lead=lead)
-    config.telemetry.attach(folder, files_after(folder))
+    if page or worked:
+        config.telemetry.attach(folder, files_after(folder))
     if str((sweeper := HydraConfig.get().sweeper).get("_target_")) == TUNE_SWEEPER:
         from esper.lab.tuning import score_tuned  # late: it imports the statistics
 

@@ -117,6 +117,10 @@ class WriterConfig:
             ValueError: it lacks something, such as a library.
         """
 
+    def is_complete(self, folder: Path, update: int) -> bool:
+        """Return whether it holds all of a finished run, whose last update was `update`."""
+        return True
+
     def attach(self, folder: Path, files: Sequence[Path]) -> None:
         """Receive files that commands made from a finished run, after its writer has closed: its page, and exported networks.
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,13 +56,22 @@ class TelemetryConfig:
                 stacklevel=2,
             )
 
-    def build(self, run: RunInfo) -> "Telemetry":
-        """Open all writers.
+    def build(self, run: RunInfo, only: Collection[str] | None = None) -> "Telemetry":
+        """Open all writers, or those whose names are in `only`.
 
         Raises:
             DiskError: writing failed.
         """
-        return Telemetry(self, run)
+        return Telemetry(self, run, only)
+
+    def lacking(self, folder: Path, update: int) -> list[str]:
+        """Return the names of the writers that lack something of a finished run, whose last update was `update`: trackers that
+        were added later, or that did not work.
+
+        Raises:
+            FileError: the file on a tracker's run is damaged.
+        """
+        return [name for name, one in check_writers(self.writers).items() if not one.is_complete(folder, update)]
 
     def ready(self) -> None:
         """Check that this machine can run all writers.
@@ -95,7 +104,7 @@ class QuietConfig(TelemetryConfig):
 class Telemetry:
     """Hands the records of a run to its writers."""
 
-    def __init__(self, config: TelemetryConfig, run: RunInfo) -> None:
+    def __init__(self, config: TelemetryConfig, run: RunInfo, only: Collection[str] | None = None) -> None:
         """See `TelemetryConfig.build`."""
         self._every, self._detail_every, self._decisions = config.every, config.every * config.detail_every, config.decisions
         self._trace, self._update, self._total = config.trace, run.resume_update, run.total_updates
@@ -106,7 +115,9 @@ class Telemetry:
         self._expected = False
         self._writers: list[Writer] = []
         with ExitStack() as closing:  # closes the open writers if opening the next one fails
-            for one in check_writers(config.writers).values():
+            for name, one in check_writers(config.writers).items():
+                if only is not None and name not in only:
+                    continue
                 self._writers.append(one.build(run))
                 closing.callback(self._writers[-1].close)
             self._closing = closing.pop_all()

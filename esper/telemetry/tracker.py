@@ -111,6 +111,13 @@ class TrackerConfig(WriterConfig):
         tracker.open()
         return tracker
 
+    def is_complete(self, folder: Path, update: int) -> bool:
+        record = TrackerRecord.read(file_of(folder, self.library))
+        if record is None or not record.finished or record.update < update:
+            return False
+        place = self.connect(RunInfo(folder=folder)).place
+        return all(value in ("", record.place.get(key)) for key, value in place.items())
+
     def attach(self, folder: Path, files: Sequence[Path]) -> None:
         path = file_of(folder, self.library)
         try:

@@ -33,7 +33,7 @@ from esper.training.environment import build_env
 from esper.training.estimate import estimate
 from esper.training.interrupt import Stopped, StopRequest, stop_signals
 from esper.training.play import play
-from esper.training.provenance import FILE, Provenance, seconds_spent
+from esper.training.provenance import FILE, Provenance, read, seconds_spent
 from esper.training.resume import check_data
 from esper.training.run_folder import only_writer
 from esper.training.trace import Trace
@@ -91,8 +91,11 @@ class Trainer:
         self._warned = False
         self._log, self._trace = DecisionLog(self.env.layout, 0), Trace(self.env.layout)
 
-    def run(self) -> None:
+    def run(self) -> bool:
         """Train hosts under the controller, and let it learn after each episode.
+
+        Returns:
+            False if the run was finished before, and nothing was written.
 
         Raises:
             Stopped: SIGINT or SIGTERM arrived; the newest checkpoint is that of the last update.
@@ -102,6 +105,12 @@ class Trainer:
         with only_writer(self.folder), stop_signals() as asked, closing(self.env):
             with asked.without_delay():  # it may train hosts before the first episode
                 self.restore()
+            only = None
+            if self._is_finished():  # its summaries and records stay
+                only = config.telemetry.lacking(self.folder, self.update)
+                if not only:
+                    return False
+                only.append("console")
             about = RunInfo(
                 folder=self.folder,
                 resume_update=self.update,
@@ -125,7 +134,7 @@ class Trainer:
                     data=self._data(),
                     mistakes=self._mistakes(),
                 ) as provenance,
-                closing(config.telemetry.build(about)) as telemetry,
+                closing(config.telemetry.build(about, only)) as telemetry,
                 heard_by(telemetry.note),
             ):
                 telemetry.start(config.title(self.update), self.hparams())
@@ -146,6 +155,12 @@ class Trainer:
                     saving = time.perf_counter() - begun
                     telemetry.saved()
                 telemetry.finish(self.rows())
+        return True
+
+    def _is_finished(self) -> bool:
+        """Return whether an earlier process has finished this run, and written its summary."""
+        records = read(self.folder / FILE) if self.update >= self.config.updates else []
+        return bool(records) and records[-1].get("status") == "finished" and records[-1].get("updates") == self.update
 
     def collect(self, telemetry: Telemetry, asked: StopRequest) -> EpisodeRecord:
         """Run one episode of all hosts under the current controller.

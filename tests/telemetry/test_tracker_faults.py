@@ -188,6 +188,21 @@ def test_a_finished_run_that_was_sent_to_a_tracker_afterwards_gets_files_made_la
     assert RUNS["run0"]["files"][-1] == "third.html"
 
 
+def test_the_summary_of_a_finished_run_stays_and_a_tracker_that_lacks_it_gets_it(tmp_path: Path) -> None:
+    FAILING.add("summarise")
+    run(tmp_path, 2)
+    FAILING.clear()
+    run(tmp_path, 2)
+    assert RUNS["run0"]["ends"][-1], "it lacked its summary"
+    RUNS["run0"]["summary"] = {"kept": 1.0}
+    records = (tmp_path / "run.json").read_text()
+    run(tmp_path, 2)
+    assert RUNS["run0"]["summary"] == {"kept": 1.0}
+    assert (tmp_path / "run.json").read_text() == records
+    run(tmp_path, 2, "telemetry.writers=[jsonl,{board:{project:q}}]")
+    assert recorded("run1") == [1, 2]
+
+
 def test_another_project_gets_a_run_of_its_own_with_all_updates(tmp_path: Path) -> None:
     run(tmp_path, 2)
     assert run(tmp_path, 3, "telemetry.writers=[jsonl,{board:{project:q}}]") == []
