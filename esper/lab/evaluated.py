@@ -54,7 +54,7 @@ def verdict(rows: Rows, score: str = "accuracy") -> str:
 
 def show(rows: Rows, heading: str, console: Console, against: str = "wait", score: str = "accuracy") -> None:
     """Print the rows as a table of four columns: controllers by their return, or searches in their order."""
-    wide, last = console.width >= NARROW, "params" if against == "wait" else "FLOPs"
+    wide, last = console.width >= NARROW, "params" if against == "wait" else "FLOPs (training)"
     table = _table(heading)
     for key, name in (("", "controller"), ("return", "return"), ("accuracy", "test accuracy"), ("", last)):
         unit = " [%]" if key == "accuracy" else ""
@@ -65,16 +65,18 @@ def show(rows: Rows, heading: str, console: Console, against: str = "wait", scor
         )
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]) if against == "wait" else rows:
         cells = [_cell(row, key, against, wide) for key in ("return", "accuracy")]
-        amount = row["parameters"] if against == "wait" else row["total_flops"]
-        table.add_row(escape(_name(row)), *cells, si(amount))
+        spent = ("parameters",) if against == "wait" else ("total_flops", "training_flops")
+        amount, *part = (si(row[key]) for key in spent)
+        table.add_row(escape(_name(row)), *cells, amount + "".join(f" ({one})" for one in part))
     console.print(table)
     for line in [*_chosen(rows), *(_captions(rows, wide) if against == "wait" else [SEARCH_CAPTION])]:
         console.print(escape(in_terms_of(score, line)), style="dim", highlight=False)
 
 
 SEARCH_CAPTION = (
-    "FLOPs: of training, measuring and decisions, in all trainings of a host. The return is measured on the data by "
-    "which a search chooses, so compare accuracies."
+    "FLOPs: of training, measuring and decisions, in all trainings of a host; in brackets, of training alone, since a search "
+    "measures every epoch, though some methods read only the last. The return is measured on the data by which a search chooses, "
+    "so compare accuracies."
 )
 
 

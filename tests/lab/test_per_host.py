@@ -22,6 +22,7 @@ from esper.lab.host_tpe import STARTUP, Proposals
 from esper.lab.per_host import HostSearch, Training, affordable, best_of, halving, names
 from esper.lifecycle.roles import Roles
 from esper.seeding import stream
+from esper.telemetry.text import si
 from esper.training.trainer import Trainer
 from tests.agent.staged import SPEC, see
 
@@ -261,6 +262,7 @@ def test_the_command_prints_searches_and_writes_them(folder: Path, capsys: pytes
     assert [row["controller"] for row in kept["searches"]] == ["policy", *names(["random", "halving"], [1, 2])]
     policy, first, second = kept["searches"][:3]
     assert first["return_over_policy"]["mean"] == 0, "both wait"
+    assert f"{si(second['total_flops'])} ({si(second['training_flops'])})" in shown
     assert second["total_flops"] > 2 * policy["total_flops"] > 0
     assert len(kept["hosts"]["search_halving_2"]["kept"]) == 2
 
