@@ -128,8 +128,9 @@ class Pretrained:
         precision = find_precision(name, place.precision)
         facts += [precision] * (precision is not Precision.fp32)
         digest = hashlib.sha256(repr([*facts, replace(self.host, frozen=False)]).encode())
-        with suppress(OSError, TypeError):  # a class without a file
-            digest.update(inspect.getsource(sys.modules[type(hosts[0]).__module__]).encode())
+        for module in _modules_of(hosts[0]):
+            with suppress(OSError, TypeError):  # a class without a file
+                digest.update(inspect.getsource(sys.modules[module]).encode())
         data = task.data
         arrays: list[Any] = [data.train_x, data.train_y, data.mean, data.std]
         for host, view in zip(hosts, views, strict=True):
@@ -140,6 +141,12 @@ class Pretrained:
             digest.update(f"{key} {array.dtype} {array.shape}".encode())
             digest.update(b"" if value is None else array.tobytes())
         return digest.hexdigest()
+
+
+def _modules_of(host: nn.Module) -> list[str]:
+    """Return the Python modules, other than torch's, that define the classes of a host and its layers, bases included."""
+    kinds = {kind for layer in host.modules() for kind in type(layer).__mro__}
+    return sorted({kind.__module__ for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins")})
 
 
 def _folder(chosen: str) -> Path:

@@ -1,5 +1,6 @@
 """Deployed hosts: frozen, and trained before the episode."""
 
+import importlib
 from dataclasses import replace
 
 import numpy as np
@@ -277,8 +278,7 @@ def test_the_pool_is_trained_as_the_device_is_set(deployed):
     device = DeviceConfig(members_per_shard=4, resident=False, graphs=False, precision=Precision.bf16)
     pretrained = replace(deployed(1).pretrained, devices={"cpu": device})
     assert pretrained._place() == ("cpu", replace(device, members_per_shard=8))
-    tuned = replace(pretrained, devices={"cpu": DeviceConfig(tune=True)})
-    assert tuned._place() == ("cpu", DeviceConfig(members_per_shard=8))
+    assert replace(pretrained, devices={"cpu": DeviceConfig(tune=True)})._place()[1] == DeviceConfig(members_per_shard=8)
 
 
 def test_pools_are_trained_on_the_cpu_where_only_workers_have_the_device(deployed, trainings):
@@ -364,6 +364,26 @@ def test_the_cache_of_the_user_is_the_default(deployed, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
     deployed(2, pretrain_folder="")
     assert len([*(tmp_path / "mine" / "esper" / "pretrained").glob("*.pt")]) == 1
+
+
+def test_the_cache_of_a_host_of_your_own_knows_all_its_modules(deployed, tmp_path, monkeypatch):
+    """With another activation in a layer, say, a host has the same weights and learns others."""
+    monkeypatch.syspath_prepend(tmp_path)
+    code = {
+        "mine_base": "from torch import nn\nclass Base(nn.Module): pass\n",
+        "mine_layers": "from torch import nn\nclass Layer(nn.Linear): pass\n",
+        "mine": "from mine_base import Base\nfrom mine_layers import Layer\nclass Net(Base): pass\n",
+    }
+    for name, text in code.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    env, mine = deployed(1), importlib.import_module("mine")
+    host, found = mine.Net(), []
+    host.add_module("layer", mine.Layer(2, 2))
+    for name in (None, None, *code):
+        if name:
+            (tmp_path / f"{name}.py").write_text(f"{code[name]}# changed\n")
+        found.append(env.pretrained._digest(env.sampler, [host], env.views))
+    assert len(set(found)) == len(found) - 1, "the first two are equal"
 
 
 def test_training_that_diverges_is_one_sentence(deployed):
