@@ -57,7 +57,8 @@ TEXT_DRIFTS: Mapping[str, Drift] = {"prose": prose, "swapcase": swapcase, **LABE
 
 @dataclass(kw_only=True, slots=True)
 class PythonTextConfig(TextConfig):
-    """Bytes of Python's standard library and help texts, split by file. Standard kinds: [oo,xx]."""
+    """Bytes of Python's standard library and help texts, split by file; without help texts if the data may drift to them
+    (`task.events.kinds=[prose]`). Standard kinds: [oo,xx]."""
 
     drifts: ClassVar[Mapping[str, Drift]] = TEXT_DRIFTS
     with_topics: ClassVar[bool] = True
@@ -71,7 +72,9 @@ class PythonTextConfig(TextConfig):
     """Folder whose *.py files are the texts; empty: the standard library of the running interpreter."""
 
     def load(self, context: int) -> Data:
-        texts = _texts(Path(self.root) if self.root else None, topics=self.with_topics)
+        # Else hosts would be measured after the drift on texts that they were trained on before it.
+        topics = self.with_topics and "prose" not in self.events.kinds
+        texts = _texts(Path(self.root) if self.root else None, topics=topics)
         return byte_data(texts, self.split_seed, "python_text", context, mapped=self.mapped)
 
 

@@ -21,6 +21,7 @@ from esper.task.digits_drift import DigitsDriftConfig
 from esper.task.drifts import IMAGE_DRIFTS, domains
 from esper.task.events import Event, EventsConfig, change, class_shares, pace
 from esper.task.instances import Name, Split
+from esper.task.python_text import PythonTextConfig
 from esper.task.python_text_drift import PythonTextDriftConfig
 from esper.task.text import TextConfig
 
@@ -262,6 +263,17 @@ def test_padding_of_text_has_no_labels():
 
 def text_of(blocks):
     return bytes(blocks[:200].flatten().tolist()).decode("latin-1")
+
+
+@pytest.mark.parametrize(("kinds", "taught"), [([], True), (["swapcase"], True), (["swapcase", "prose"], False)])
+def test_what_texts_drift_to_is_not_taught_before(kinds, taught, monkeypatch, tmp_path):
+    monkeypatch.setattr(python_text, "LEAST", 1000)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    for number in range(12):
+        (tmp_path / f"part{number}.py").write_text(f"def function{number}(x):\n    return x + {number}\n" * 30)
+    config = PythonTextConfig(events=EventsConfig(kinds=kinds))
+    before = set(config.load(16).train_x.unique().tolist())
+    assert (ord("Q") in before) == taught, "a letter of help() that the files lack"
 
 
 def test_drifts_of_bytes(monkeypatch, tmp_path):
