@@ -4,14 +4,15 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from esper.checkpoint import FileError
 from esper.env.actions import STYLES
 from esper.lifecycle.roles import Blend
-from esper.telemetry.pictures import slots_of
+from esper.telemetry.pictures import kept_in, slots_of
 from esper.telemetry.tags import PHASES
 from esper.telemetry.text import counted
 from esper.telemetry.traces import Table
@@ -22,9 +23,19 @@ TRAINING, MEASURING, SPEED = "host/training_flops", "host/measuring_flops", "tim
 
 
 def costs_of(folder: Path) -> dict[str, Any]:
-    """Return the costs of the host and of seeds; empty where they were not written."""
+    """Return the costs of the host and of seeds; empty where they were not written.
+
+    Raises:
+        FileError: the file is damaged.
+    """
     path = folder / "costs.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        found = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise FileError(f"{path} is damaged: move it away, and resume= writes a new one") from error
+    if not isinstance(found, dict):
+        raise FileError(f"{path} is damaged: move it away, and resume= writes a new one")
+    return cast(dict[str, Any], found)
 
 
 def with_flops(table: Table, costs: Mapping[str, Any]) -> Table:
@@ -45,19 +56,12 @@ def with_flops(table: Table, costs: Mapping[str, Any]) -> Table:
             continue
         total = float(costs["host"]["flops"])
         for slot in slots:
-            if kept := _kept(table, slot, row):
+            if kept := kept_in(table, slot, row):
                 total += costs["seeds"].get(kept, {}).get(slot, {}).get("flops", 0)
                 blend = STYLES.get(styles.get(slot) or "", (None,))[0]
                 total += costs["gates"][slot]["flops"] if blend is Blend.GATE else 0
         flops.append(total)
     return table | {"flops_kept": flops}
-
-
-def _kept(table: Table, slot: str, row: int) -> str | None:
-    """Return the blueprint that a slot keeps after the episode; without that column, in earlier versions, its last fossil."""
-    if (kept := table.get(f"{slot}.kept")) is not None:
-        return kept[row]
-    return table[f"{slot}.blueprint"][row] if table[f"{slot}.stage"][row] == "fossilized" else None
 
 
 def rows(

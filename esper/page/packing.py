@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from esper.telemetry.pictures import slots_of
+from esper.telemetry.pictures import kept_in, slots_of
 from esper.telemetry.traces import Table
 
 DIGITS = 4
@@ -31,10 +31,12 @@ def packed(label: str, table: Table, reference: Table | None = None, *, tick: st
     columns = {
         name: _column(_changes(values, steps) if ".potential_" in name else values)
         for name, values in table.items()
-        if name not in LEFT_OUT and any(value is not None for value in values)
+        if name not in LEFT_OUT and not name.endswith(".kept") and any(value is not None for value in values)
     }
     trace: dict[str, Any] = {"label": label, "tick": tick or label, "steps": steps}
-    trace |= {"kinds": table["kind"][::steps], "slots": slots_of(table)}
+    slots, ends = slots_of(table), range(steps - 1, len(table["epoch"]), steps)
+    trace |= {"kinds": table["kind"][::steps], "slots": slots}
+    trace["kept"] = {slot: [kept_in(table, slot, row) for row in ends] for slot in slots}
     if reference is not None:
         trace["never"] = {name: _column(reference[name]) for name in ("accuracy", "return", "test_accuracy") if name in reference}
     return trace | {"columns": columns}

@@ -162,9 +162,8 @@ function network(host) {
   const wide = 22, svg = make("svg", { width: (trace.slots.length + 1) * wide + 14, height: 20, role: "img" }), names = [];
   svg.append(make("line", { x1: 8, x2: trace.slots.length * wide + 14, y1: 10, y2: 10, class: "axis" }), make("rect", { x: 2, y: 4, width: 8, height: 12, class: "s-embargoed" }));
   trace.slots.forEach((slot, rank) => {
-    const x = (rank + .75) * wide + 4, stage = at(`${slot}.stage`, last(host));
-    if (stage === "fossilized") {
-      const blueprint = at(`${slot}.blueprint`, last(host));
+    const x = (rank + .75) * wide + 4, blueprint = trace.kept[slot][host];
+    if (blueprint) {
       names.push(`${blueprint} in ${slot}`);
       svg.append(make("circle", { cx: x, cy: 10, r: 8, class: "s-fossilized" }), make("text", { x: x - 6, y: 13, class: "plant", style: "font-size:8px;fill:#111" }, letters(blueprint)));
     } else svg.append(make("circle", { cx: x, cy: 10, r: 3, class: "cell", style: "fill:var(--cell);stroke:var(--line)" }));

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from esper.checkpoint import FileError, disk
+from esper.checkpoint import FileError, disk, write_whole
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import RunInfo, Writer, WriterConfig
 from esper.telemetry.traces import Table, trace_of_update, traced_updates, write_trace
@@ -103,8 +103,7 @@ class JsonlWriter(Writer):
         )
 
     def costs(self, table: Mapping[str, Any]) -> None:
-        with disk(f"write costs to {self._costs}"):
-            self._costs.write_text(json.dumps(table, indent=1, allow_nan=False) + "\n")
+        write_whole(self._costs, json.dumps(table, indent=1, allow_nan=False) + "\n")
 
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
         times = {tag: value for tag, value in metrics.items() if tag.startswith("time/")}
@@ -148,7 +147,9 @@ def read_records(path: Path) -> list[dict[str, float]]:
     """
     try:
         return [{tag: float(value) for tag, value in record.items()} for _, record in _records(path)]
-    except TypeError as error:
+    except FileError:
+        raise
+    except (TypeError, ValueError) as error:
         raise FileError(f"a record of {path} holds a value that is not a number: fix it, or move the file away") from error
 
 

@@ -69,11 +69,11 @@ def topology(table: Table) -> npt.NDArray[np.uint8]:
         row, y = host * steps + steps - 1, TOP + host * 15
         draw.text((4, y), f"host {host}", fill="black")
         for rank, slot in enumerate(slots):
-            kept = table[f"{slot}.stage"][row] == "fossilized"
+            kept = kept_in(table, slot, row)
             box = (LEFT + rank * wide, y, LEFT + (rank + 1) * wide - 4, y + 13)
             draw.rectangle(box, fill=COLOURS["fossilized" if kept else "dormant"])
             if kept:
-                draw.text((box[0] + 3, y), str(table[f"{slot}.blueprint"][row])[:14], fill="white")
+                draw.text((box[0] + 3, y), kept[:14], fill="white")
     return np.asarray(picture)
 
 
@@ -82,6 +82,14 @@ def _legend(draw: ImageDraw.ImageDraw) -> None:
         x, y = 4 + (rank % 4) * 76, 3 + 14 * (rank // 4)
         draw.rectangle((x, y + 1, x + 9, y + 10), fill=colour)
         draw.text((x + 12, y), stage, fill="black")
+
+
+def kept_in(table: Table, slot: str, row: int) -> str | None:
+    """Return the blueprint that a slot keeps after the episode that ends in this row: a rollback in the last host epoch may take
+    a fossil back. Traces of earlier versions lack that column, and the last fossil counts."""
+    if (kept := table.get(f"{slot}.kept")) is not None:
+        return kept[row]
+    return table[f"{slot}.blueprint"][row] if table[f"{slot}.stage"][row] == "fossilized" else None
 
 
 def values_of(table: Table) -> dict[str, npt.NDArray[np.float64]]:

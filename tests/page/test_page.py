@@ -17,11 +17,13 @@ from esper.cli.overrides import check, typed_as
 from esper.lab.bundle import save_policy
 from esper.lab.evaluation import ORACLE
 from esper.page import page as module
+from esper.page.costs import costs_of
 from esper.page.evaluations import evaluations, largest, richest
 from esper.page.packing import embedded, packed, selection
 from esper.page.page import page_at_the_end, write_page
 from esper.page.status import read_status
 from esper.report import main
+from esper.telemetry.pictures import topology
 from esper.telemetry.traces import read_trace, trace_of_evaluation, write_trace
 from esper.training.run_folder import only_writer
 from esper.training.trainer import Trainer
@@ -217,6 +219,24 @@ def test_packing_keeps_values_and_shrinks_what_does_not_change() -> None:
     assert found["columns"]["s0.potential_conv"] == [5, None, 6, 7]
     assert found["columns"]["op"] == {"names": ["germinate", "wait"], "at": [0, 1, 0, 1]}
     assert embedded([found]) == embedded([found])
+
+
+def test_a_fossil_that_a_rollback_took_back_is_not_kept() -> None:
+    trace = table([1, 2]) | {"s0.stage": ["fossilized"] * 4, "s0.blueprint": ["conv"] * 4}
+    assert packed("x", trace)["kept"] == {"s0": ["conv", "conv"]}, "a trace of an earlier version"
+    known = trace | {"s0.kept": [None, None, None, "norm"]}
+    assert packed("x", known)["kept"] == {"s0": [None, "norm"]}
+    assert packed("x", trace | {"s0.kept": [None] * 4})["kept"] == {"s0": [None, None]}
+    bare = topology(trace | {"s0.stage": ["pruned"] * 4})
+    assert not np.array_equal(topology(known), bare)
+    assert np.array_equal(topology(trace | {"s0.kept": [None] * 4}), bare)
+
+
+@pytest.mark.parametrize("text", ['{"host": {', "[1]"])
+def test_damaged_costs_are_one_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "costs.json").write_text(text)
+    with pytest.raises(FileError, match=r"costs\.json is damaged: move it away"):
+        costs_of(tmp_path)
 
 
 def test_a_gradient_that_is_not_finite_is_missing_on_the_page() -> None:

@@ -51,6 +51,20 @@ def write(writer: Writer, *records: tuple[int, dict[str, float]]) -> None:
 # ---- JSON lines
 
 
+def test_a_text_in_place_of_a_number_and_half_written_costs_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"update": 1, "host/loss": "abc"}\n')
+    with pytest.raises(FileError, match="holds a value that is not a number: fix it, or move the file away"):
+        read_records(path)
+    path.unlink()
+    writer = JsonlWriter(tmp_path)
+    writer.costs({"host": {"flops": 1}})
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(DiskError, match="free some space"):
+        writer.costs({"host": {"flops": 2}})
+    assert json.loads((tmp_path / "costs.json").read_text()) == {"host": {"flops": 1}}
+
+
 def test_jsonl_round_trip(path: Path) -> None:
     write(JsonlWriter(path.parent), (1, {ACCURACY: 0.1 + 0.2, LOSS: 0}), (2, {"reward/rent": -1e-300}))
     assert read_records(path) == [{"update": 1, ACCURACY: 0.1 + 0.2, LOSS: 0.0}, {"update": 2, "reward/rent": -1e-300}]
