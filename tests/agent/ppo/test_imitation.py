@@ -180,9 +180,7 @@ class Blind(Scripted):
 def test_an_illegal_label_is_an_error_that_names_the_teacher() -> None:
     agent = make(teacher="blind")
     agent.follow(Blind(SPEC))
-    with pytest.raises(
-        ValueError, match=r"^agent\.teacher=blind chose prune \(slot 0, .*\), which is illegal there"
-    ):
+    with pytest.raises(ValueError, match=r"^agent\.teacher=blind chose prune \(slot 0, .*\), which is illegal there"):
         update(agent)
 
 
