@@ -241,8 +241,11 @@ def _start(main: Callable[[], object], args: Namespace) -> None:
         return
     try:
         with only_writer(folder), _from_hydra(main, folder) as results:
-            if any(override.startswith("resume=") for override in overrides):
-                sys.argv.append("hydra.output_subdir=null")  # the config of the run stays
+            begun = not many and bool(Checkpoints(folder / CHECKPOINTS).paths())
+            if begun or any(override.startswith("resume=") for override in overrides):
+                sys.argv.append(
+                    "hydra.output_subdir=null"
+                )  # .hydra tells how the run was started, also if this command is refused
             main()
     except KeyboardInterrupt:  # of a launcher, whose runs are in other processes
         if not many:

@@ -159,6 +159,19 @@ def test_a_policy_learned_in_chunks_is_evaluated_over_any_horizon(tmp_path):
         config("agent.chunk=3", "steps=4")
 
 
+def test_a_refused_command_leaves_how_the_run_was_started(whole, tmp_path, monkeypatch, capsys):
+    folder = shutil.copytree(whole, tmp_path / "copied")
+    (folder / ".hydra").mkdir(exist_ok=True)
+    (folder / ".hydra/config.yaml").write_text("as it was")
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(sys, "argv", command(folder, "seed=5"))
+    with pytest.raises(SystemExit) as ended:
+        cli.run(main)
+    assert ended.value.code == 2
+    assert "holds a run with a different seed" in capsys.readouterr().err
+    assert [path.read_text() for path in (folder / ".hydra").iterdir()] == ["as it was"]
+
+
 def test_a_folder_of_another_config_is_refused(whole):
     with pytest.raises(ConfigError, match=r"a different reward\.rent"):
         Trainer(config("reward.rent=0.75"), whole).run()
