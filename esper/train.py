@@ -76,12 +76,9 @@ def train(cfg: DictConfig) -> None:
             others = f"; {remedy}" if named else ""
             remedy = f"the run is finished; write its page with: python -m esper.report {shlex.quote(str(folder))}{others}"
             _after(folder, config, lead=f"{named}: " if named else "", worked=worked)
-        except Stopped as stopped:
-            print(f"esper: {stopped}; {remedy}", file=sys.stderr)
-            sys.exit(130)
-        except KeyboardInterrupt:
-            saved = any((folder / CHECKPOINTS).glob("*.pt"))
-            print(f"esper: interrupted; {remedy if saved else 'nothing was saved yet: repeat the command'}", file=sys.stderr)
+        except (Stopped, KeyboardInterrupt) as stopped:
+            saved, what = any((folder / CHECKPOINTS).glob("*.pt")), str(stopped) or "interrupted"
+            print(f"esper: {what}; {remedy if saved else 'nothing was saved yet: repeat the command'}", file=sys.stderr)
             sys.exit(130)
         except SeedError as error:  # a bug in a blueprint: the traceback shows where
             traceback.print_exception(error.__cause__)

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Stopped(Exception):
-    """The run was asked to stop; everything up to the last update is saved."""
+class Stopped(BaseException):
+    """The run was asked to stop; everything up to the last update is saved. Like KeyboardInterrupt, it arrives anywhere, and code
+    that handles the errors of a file or a library must not take it for one."""
 
 
 class StopRequest(threading.Event):

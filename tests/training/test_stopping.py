@@ -2,12 +2,17 @@
 
 import os
 import signal
+import sys
 import time
+import warnings
 
 import pytest
 
 from esper.checkpoint import DiskError
+from esper.cli import command as cli
 from esper.config import CHECKPOINTS
+from esper.env.growth_env import GrowthEnv
+from esper.train import main
 from esper.training.interrupt import Stopped
 from esper.training.trainer import Trainer
 from tests.forked import Forked
@@ -61,6 +66,26 @@ def test_a_stop_between_two_updates_does_not_wait(tmp_path, monkeypatch, at):
     with pytest.raises(Stopped, match="between two updates"):
         trainer.run()
     assert newest(tmp_path)["update"] == 1
+
+
+def test_a_stop_while_a_checkpoint_is_read_is_no_fault_of_the_file(tmp_path, monkeypatch):
+    Trainer(config("updates=1"), tmp_path).run()
+    trainer = Trainer(config("updates=3"), tmp_path)
+    monkeypatch.setattr("torch.load", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Stopped, match="between two updates"):
+        trainer.run()
+
+
+def test_a_stop_before_the_first_checkpoint_does_not_promise_to_resume(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(GrowthEnv, "prepare", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(sys, "argv", command(tmp_path / "run"))
+    with pytest.raises(SystemExit) as ended:
+        cli.run(main)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "esper: stopped between two updates; nothing was saved yet: repeat the command"
+    )
 
 
 def test_a_full_disk_is_one_sentence_and_keeps_the_checkpoint_before(tmp_path, monkeypatch):
