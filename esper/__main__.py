@@ -2,8 +2,9 @@
 
 import runpy
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from esper.cli.version import version_text
 
 COMMANDS = {
     "train": "train a controller, resume a run, or start an experiment of many runs",
@@ -46,14 +47,6 @@ def refusal(command: str) -> str:
     close = get_close_matches(command.removeprefix("esper.").lower(), COMMANDS, n=1, cutoff=0.6)
     nearest = f"; did you mean {close[0]}?" if close else ""
     return f"there is no command {command}: choose from {', '.join(COMMANDS)}{nearest}"
-
-
-def version_text() -> str | None:
-    """Return the name and the version of this package; None if it is not installed."""
-    try:
-        return f"esper {version('esper-growth')}"
-    except PackageNotFoundError:
-        return None
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import NoReturn
 import hydra
 from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses, so that both agree
 
-from esper.__main__ import version_text
+from esper.cli.version import version_text
 from esper.config import ConfigError
 
 

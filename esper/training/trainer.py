@@ -3,7 +3,7 @@
 import shlex
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -142,20 +142,25 @@ class Trainer:
                 saving = 0.0
                 while self.update < config.updates:
                     episode = self.collect(telemetry, asked)
-                    learned = self.learn(episode)
+                    metrics = episode.metrics() | self.learn(episode) | {"time/save_seconds": saving}
                     self._judge(float(episode.return_N.mean()))
                     self.update += 1
-                    metrics, begun = episode.metrics() | learned | {"time/save_seconds": saving}, time.perf_counter()
-                    with marked("save"):
-                        # Before the checkpoint: a resumed run removes later records.
-                        trace = partial(self._trace.table, episode)
-                        telemetry.update(self.update, metrics, self.findings, self._log.records, trace)
-                        self.checkpoints.save(self.state_dict(), self.update, best=self.best["update"] if self.best else None)
-                        provenance.save(self.update)
-                    saving = time.perf_counter() - begun
-                    telemetry.saved()
+                    saving = self._save(episode, metrics, telemetry, provenance)
                 telemetry.finish(self.rows())
         return True
+
+    def _save(self, episode: EpisodeRecord, metrics: Mapping[str, float], telemetry: Telemetry, provenance: Provenance) -> float:
+        """Record an update and save the run's state; return how long that took [s]."""
+        begun = time.perf_counter()
+        with marked("save"):
+            # Before the checkpoint: a resumed run removes later records.
+            trace = partial(self._trace.table, episode)
+            telemetry.update(self.update, metrics, self.findings, self._log.records, trace)
+            self.checkpoints.save(self.state_dict(), self.update, best=self.best["update"] if self.best else None)
+            provenance.save(self.update)
+        seconds = time.perf_counter() - begun
+        telemetry.saved()
+        return seconds
 
     def _is_finished(self) -> bool:
         """Return whether an earlier process has finished this run, and written its summary."""
