@@ -47,6 +47,8 @@ class TaskConfig:
     """Options of the group `blueprint` that the task comes with."""
     standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {}
     """Kinds of lesion by number of host parts, used if `kinds` is empty."""
+    own_data: ClassVar[tuple[str, ...]] = ("file", "folder")
+    """Keys that name data of the user's own, which may change while a process runs."""
     drifts: ClassVar[Mapping[str, Drift]] = LABEL_DRIFTS
     """Drifts of the data that may happen, by the kind of event."""
     other_events: ClassVar[tuple[str, ...]] = tuple(RATES)

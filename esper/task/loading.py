@@ -8,8 +8,6 @@ from esper.task.data import DataError, TaskError
 from esper.task.table import TASKS
 
 _loaded: dict[tuple[str, str, tuple[int, int]], Task] = {}
-OWN = ("file", "folder")
-"""Keys of tasks that name data of the user's own."""
 
 
 def load_task(config: TaskConfig, host: HostConfig) -> Task:
@@ -32,6 +30,6 @@ def load_task(config: TaskConfig, host: HostConfig) -> Task:
 
 def _changed(config: TaskConfig) -> tuple[int, int]:
     """Return how many files and folders the user's data has, and when the newest was changed [ns]: a notebook may change them."""
-    named = [Path(place) for name in OWN if isinstance(place := getattr(config, name, None), str | Path)]
+    named = [Path(place) for name in config.own_data if (place := getattr(config, name, None))]
     paths = [path for place in named for path in (place, *place.rglob("*")) if path.exists()]
     return len(paths), max((path.stat().st_mtime_ns for path in paths), default=0)

@@ -61,6 +61,7 @@ class PythonTextConfig(TextConfig):
     (`task.events.kinds=[prose]`). Standard kinds: [oo,xx]."""
 
     drifts: ClassVar[Mapping[str, Drift]] = TEXT_DRIFTS
+    own_data: ClassVar[tuple[str, ...]] = ("root",)
     with_topics: ClassVar[bool] = True
     """If true, the texts include the topics of `help()`."""
 

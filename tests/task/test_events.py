@@ -21,6 +21,7 @@ from esper.task.digits_drift import DigitsDriftConfig
 from esper.task.drifts import IMAGE_DRIFTS, domains
 from esper.task.events import Event, EventsConfig, change, class_shares, pace
 from esper.task.instances import Name, Split
+from esper.task.loading import load_task
 from esper.task.python_text import PythonTextConfig
 from esper.task.python_text_drift import PythonTextDriftConfig
 from esper.task.text import TextConfig
@@ -274,6 +275,20 @@ def test_what_texts_drift_to_is_not_taught_before(kinds, taught, monkeypatch, tm
     config = PythonTextConfig(events=EventsConfig(kinds=kinds))
     before = set(config.load(16).train_x.unique().tolist())
     assert (ord("Q") in before) == taught, "a letter of help() that the files lack"
+
+
+def test_changed_texts_are_noticed(monkeypatch, tmp_path):
+    monkeypatch.setattr(python_text, "LEAST", 1000)
+    for number in range(12):
+        (tmp_path / f"part{number}.py").write_text(f"def function{number}(x):\n    return x + {number}\n" * 30)
+    config, host = (
+        PythonTextConfig(root=str(tmp_path), valid_samples=8),
+        TransformerConfig(layers=1, width=8, heads=2, context=16),
+    )
+    first = load_task(config, host)
+    assert load_task(config, host) is first
+    (tmp_path / "later.py").write_text("def later(x):\n    return x\n" * 30)
+    assert load_task(config, host) is not first
 
 
 def test_drifts_of_bytes(monkeypatch, tmp_path):
