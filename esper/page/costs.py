@@ -89,7 +89,8 @@ def rows(
     found: Rows = []
     if history:  # a saved policy has none
         sessions = counted(len(history), "session")
-        spent = f"{wall / 60:.1f} min of wall-clock time, {cpu / 60:.1f} min of processor time, in {sessions}"
+        own = f"{cpu / 60:.1f} min of processor time in the process of the run"  # without workers
+        spent = f"{wall / 60:.1f} min of wall-clock time, {own}, in {sessions}"
         found.append(("time", f"{spent}, without this page"))
     totals = {tag: sum(record.get(tag, 0.0) for record in records) for tag in PHASES}
     if total := sum(totals.values()):
