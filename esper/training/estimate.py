@@ -233,7 +233,8 @@ def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str
     batch, positions = min(task.batch_size, len(task.data.train_y)), task.data.positions
     copies = COPIES + 2 * (config.optimiser.tensors - 1)  # in use and in the snapshot
     on_cpu = device.type == "cpu"
-    copied = not on_cpu and is_resident(task.data, config.devices[name].resident, capacity(device))
+    kept = is_resident(task.data, config.devices[name].resident, None if on_cpu else capacity(device))
+    copied = kept and (task.data.mapped or not on_cpu)  # data in the memory of a CPU is used in place
     members = min(hosts, chosen or fitting_members(task.batch_size * size.layer))
     active = min(hosts, members * available_cores()) if on_cpu else hosts  # hosts that train at the same time
     measured = active * size.widest * max(1, VALIDATION_BATCH // positions)
