@@ -10,6 +10,7 @@ import pandas as pd
 from esper.cli.overrides import typed_as
 from esper.lab.design import Design, command_of
 from esper.lab.power import Spread, assumed_spread
+from esper.lab.roots import new_root
 from esper.lab.runs import OutcomeSpec, Run
 from esper.stats.verdict import PairResult
 
@@ -51,9 +52,7 @@ def continuing(design: Design | None, folders: Sequence[Path]) -> str:
     return command_of(design, folders[0]) if design and folders else "the command that started them"
 
 
-def next_experiment(
-    results: Sequence[PairResult], design: Design | None, folder: Path, longer: int | None, root: int
-) -> list[str]:
+def next_experiment(results: Sequence[PairResult], design: Design | None, folder: Path, longer: int | None) -> list[str]:
     """Return the command of a new experiment, for pairs that have had their last look without a verdict.
 
     Args:
@@ -61,13 +60,12 @@ def next_experiment(
         design: the experiment.
         folder: its folder.
         longer: number of updates to propose if the arms act alike; None if they do not.
-        root: its new root.
     """
     open_ = [result for result in results if not result.decided and result.needed is not None and result.look is not None]
     if design is None or not open_ or design.blocks < design.plan.looks[-1]:
         return []
     blocks = design.blocks if longer else max(result.needed or 0 for result in open_)
-    more = [f"root={root}", f"updates={longer}" if longer else typed_as("pilot", folder)]
+    more = [f"root={new_root(design.digest)}", f"updates={longer}" if longer else typed_as("pilot", folder)]
     why = (
         "train longer in a new experiment"
         if longer

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from esper.lab.evaluation import ONLINE, POLICIES
 from esper.lab.integrity import check_runs, mixed
 from esper.lab.plan import deviations, listed_runs, lost_looks, planned, scored_with
 from esper.lab.power import advice, spread_of
-from esper.lab.roots import fresh_root, repeated
+from esper.lab.roots import repeated
 from esper.lab.runs import (
     OUTCOMES,
     REWARD_KEYS,
@@ -71,8 +71,6 @@ class Comparison:
     """Evaluation overrides, planned or not."""
     score: str = "accuracy"
     """Name of the hosts' score."""
-    new_root: int = field(default_factory=fresh_root)
-    """Root of the experiment that the comparison proposes next."""
 
     @property
     def arms(self) -> list[str]:
@@ -152,7 +150,7 @@ class Comparison:
         test = PlannedTest(margin=results[0].margin, looks=looks, alpha=self.config.alpha, pairs=len(pairs))
         lines += advice(spread, test) if spread and not self._alike else []
         if self.folders and not self.deviations:
-            lines += next_experiment(results, self.design, self.folders[0], self._longer, self.new_root)
+            lines += next_experiment(results, self.design, self.folders[0], self._longer)
         return lines
 
     @property

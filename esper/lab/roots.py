@@ -1,15 +1,15 @@
 """Roots of experiments: two experiments with one root draw the same blocks, and the second is no new evidence."""
 
-import secrets
 from pathlib import Path
 
 from esper.config import ConfigError, root_key
-from esper.lab.design import FILE, Design
+from esper.lab.design import FILE, Design, fingerprint
 
 
-def fresh_root() -> int:
-    """Return a root that is drawn at random from 2^31 ones, so that no other experiment has it."""
-    return secrets.randbits(31)
+def new_root(*facts: object) -> int:
+    """Return one of 2^31 roots for the experiment that follows on another one, or on a tuning, with these facts. No other facts
+    lead to it (but for chance), and the same facts always do, so that a repeated comparison proposes the same experiment."""
+    return int(fingerprint(facts)[:8], 16) >> 1
 
 
 def repeated(design: Design, folder: Path) -> list[str]:
@@ -27,7 +27,7 @@ def repeated(design: Design, folder: Path) -> list[str]:
     more = f" and {len(alike) - 1} more beside it" if len(alike) > 1 else ""
     return [
         f"root={design.root} and the split of hosts are also those of {alike[0]}{more}: their blocks are "
-        f"repeated here and are no new evidence; for new blocks, set another root, as in root={fresh_root()}"
+        f"repeated here and are no new evidence; for new blocks, set another root, as in root={new_root(design.digest)}"
     ]
 
 
@@ -39,7 +39,7 @@ def check_pilot(design: Design) -> None:
     if (folder / FILE).exists() and Design.load(folder).root == design.root:
         raise ConfigError(
             f"pilot={folder} has root={design.root}, too, so its blocks would be repeated and counted twice: set a new root, as "
-            f"in root={fresh_root()}"
+            f"in root={new_root(design.digest)}"
         )
 
 

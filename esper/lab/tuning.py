@@ -21,7 +21,7 @@ from esper.config import ConfigError
 from esper.lab.design import Cell, draw_seeds, fingerprint
 from esper.lab.evaluation import ONLINE
 from esper.lab.integrity import check_values
-from esper.lab.roots import fresh_root
+from esper.lab.roots import new_root
 from esper.lab.runs import OUTCOMES, find_runs, unknown_outcome
 from esper.lab.scoring import score
 from esper.lab.search_space import BASELINE, SearchSpace
@@ -190,7 +190,7 @@ class Tuning:
         claims = [
             f"{key}={getattr(asked, key)}" for key in ("outcome", "score_hosts") if getattr(asked, key) != getattr(usual, key)
         ]
-        arguments = ["-m", "sweep=ab", arms, "blocks=12", f"root={fresh_root()}", *claims, *common]
+        arguments = ["-m", "sweep=ab", arms, "blocks=12", f"root={new_root(self._identity())}", *claims, *common]
         return [
             *lines,
             f"the best of {len(ran)} trials is biased upwards; test it on new seeds: "

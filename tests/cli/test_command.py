@@ -330,7 +330,8 @@ def test_runs_that_repeat_another_one_are_warned_about(
 
 
 def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Path) -> None:
-    overrides = ["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=1", "root=7", "hydra.sweep.dir=mine", *TINY]
+    tiny = ["agent=best_of_random" if one == "agent=wait" else one for one in TINY]  # an A/A control needs a policy seed
+    overrides = ["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=1", "root=7", "hydra.sweep.dir=mine", *tiny]
     assert "mine: 3 arms x 1 block, 0 of 3 runs done" in main_here(*overrides)
     cells = [tmp_path / "mine" / arm / "block-00" for arm in ("shaped", "sparse", "aa_control")]
     weights = [cell / "checkpoints" / "checkpoint_000002.pt" for cell in cells]
@@ -341,6 +342,6 @@ def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Pat
     shown = main_here(*overrides)
     assert "afterwards, esper.compare scores 3 policies on 96 held-out hosts each, which takes about 48.0 times as long" in shown
     assert "compare them with: python -m esper.compare mine\nit first scores the policies, once, which takes about " in shown
-    other = ["sweep=ab", *TINY, "hosts=5"]
+    other = ["sweep=ab", *tiny, "hosts=5"]
     with pytest.raises(C.ConfigError, match=r"differs in overrides \(\[\] there, \[hosts=5\] here\)"):
         design("reward: shaped,sparse", blocks=1, root=7, common=other, plan=AnalysisPlan(looks=[10])).save(tmp_path / "mine")

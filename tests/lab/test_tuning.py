@@ -96,8 +96,7 @@ def test_incompatible_values_are_not_run(tmp_path: Path) -> None:
     assert not [line for line in made.table() if "trial-000" in line]
 
 
-def test_the_command_that_confirms_the_best_composes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secrets.randbits", lambda _: 4711)
+def test_the_command_that_confirms_the_best_composes(tmp_path: Path) -> None:
     made = run(tuning(tmp_path, "sweep=tune", "task.instances=healthy", trials=12))
     command = shlex.split(made.table()[-1].partition("python -m ")[2])
     assert command[:2] == ["esper.train", "-m"]
@@ -107,7 +106,9 @@ def test_the_command_that_confirms_the_best_composes(tmp_path: Path, monkeypatch
     assert tuned.agent.learning_rate == best.values["agent.learning_rate"]  # pyright: ignore[reportAttributeAccessIssue]
     assert plain.agent == again.agent != tuned.agent
     assert {job.task.instances for job in (plain, tuned, again)} == {plain.task.instances}
-    assert plain.seed == draw_seeds(4711, 1)[0]
+    (root,) = [int(one.removeprefix("root=")) for one in command if one.startswith("root=")]
+    assert plain.seed == draw_seeds(root, 1)[0]
+    assert root != made.space.config.root
     assert " outcome=accuracy score_hosts=4 " in made.table()[-1], "as in the tuning"
     usual = run(tuning(tmp_path / "usual", "task.instances=healthy", trials=12, outcome="validation", score_hosts=96))
     assert not {"outcome", "score_hosts"} & {word.partition("=")[0] for word in shlex.split(usual.table()[-1])}
