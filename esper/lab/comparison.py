@@ -17,7 +17,6 @@ from esper.lab.evaluation import ONLINE, POLICIES
 from esper.lab.integrity import check_runs, mixed
 from esper.lab.plan import deviations, listed_runs, lost_looks, planned, scored_with
 from esper.lab.power import advice, spread_of
-from esper.lab.roots import repeated
 from esper.lab.runs import (
     OUTCOMES,
     REWARD_KEYS,
@@ -246,7 +245,6 @@ def compare(
     finished = [run for run in runs if run.finished]
     _refuse_unlike(finished, config.strata, planned=any((folder / FILE).exists() for folder in folders), overrides=overrides)
     warnings = [*check_runs(runs, folders), *lost_looks(folders), *anomalies(finished, alike_by_plan)]
-    warnings += repeated(design, folders[0]) if design and folders else []
     warnings += other_hosts(finished, config.baselines, [*overrides, *alike_by_plan])
     warnings += early_baselines(finished, config.baselines, overrides)
     if len(finished) < len(runs) and not config.final:
