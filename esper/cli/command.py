@@ -243,9 +243,8 @@ def _start(main: Callable[[], object], args: Namespace) -> None:
         with only_writer(folder), _from_hydra(main, folder) as results:
             begun = not many and bool(Checkpoints(folder / CHECKPOINTS).paths())
             if begun or any(override.startswith("resume=") for override in overrides):
-                sys.argv.append(
-                    "hydra.output_subdir=null"
-                )  # .hydra tells how the run was started, also if this command is refused
+                # .hydra tells how the run was started, also if this command is refused
+                sys.argv.append("hydra.output_subdir=null")
             main()
     except KeyboardInterrupt:  # of a launcher, whose runs are in other processes
         if not many:

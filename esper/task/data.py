@@ -168,7 +168,7 @@ class Data:
         """
         if self.mean is None or self.std is None:
             return samples if samples.is_floating_point() else samples.long()
-        return (samples.float() - self.mean).div_(self.std)  # float() copies no floats, so sub_ would change the data
+        return samples.to(torch.float32, copy=True).sub_(self.mean).div_(self.std)  # float() copies no floats: they would change
 
     def fingerprint(self) -> str:
         """Return a hash of the data, 16 hexadecimal digits, to tell versions of a data set apart."""
