@@ -8,26 +8,23 @@ Append overrides of esper.train as for esper.evaluate, such as devices=[cpu] for
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from esper.cli import rehearsal
 
 if __name__ == "__main__":
     rehearsal.rehearse(sys.argv[1:])
 
-from esper.checkpoint import load_run
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides, show_help
 from esper.cli.transfer import TRANSFERABLE, is_run_override, slug
 from esper.config import CHECKPOINTS, ConfigError, standalone_agents
-from esper.lab.bundle import export_program, save_policy
+from esper.lab.bundle import export_program, write_bundle
 from esper.lab.evaluation import POLICIES
 from esper.lab.exported import FORMATS, write
 from esper.lab.regrow import regrow
 from esper.notices import StatusLine, heard_by, notice
 from esper.ranges import check_ranges
-from esper.training.config_io import from_plain
-from esper.training.resume import find_checkpoint, may_hold_checkpoint, run_of
+from esper.training.resume import load_found, may_hold_checkpoint, run_of
 from esper.training.run_folder import EXPORT, files_of, writing_reports
 
 POLICY = "policy"
@@ -80,17 +77,16 @@ def main(arguments: list[str]) -> None:
         asked = read_overrides(ExportConfig, keys, also=TRANSFERABLE)
         if may_hold_checkpoint(asked.checkpoint):
             rehearsal.end(shows=True)
-        path = find_checkpoint(asked.checkpoint, "checkpoint")
         with heard_by(StatusLine(sys.stderr)):
             if asked.format == POLICY:
                 if overrides:
                     raise ConfigError(f"format=policy writes the policy as it was trained: leave {overrides[0]} out")
                 notice("writing the policy")
-                write_policy(path)
+                write_policy(asked.checkpoint)
                 return
             notice("growing the host once more")
-            network, about, samples = regrow(
-                path,
+            grown = regrow(
+                asked.checkpoint,
                 host=asked.host,
                 hosts=asked.hosts,
                 episode=asked.episode,
@@ -98,26 +94,28 @@ def main(arguments: list[str]) -> None:
                 overrides=overrides,
             )
             notice()
-        run = run_of(path)
+        run, about = run_of(grown.checkpoint), grown.about
         name = f"update_{about['updates']:06d}_host_{asked.host}_of_{asked.hosts}_episode_{asked.episode}_{asked.controller}"
         folder = run / EXPORT / "_".join(filter(None, [name, slug(overrides)]))
         with writing_reports(run):
-            worst = write(network, samples, folder, asked.format, about)
+            worst = write(grown.network, grown.samples, folder, asked.format, about)
         seeds = ", ".join(f"{seed['blueprint']} in {seed['slot']}" for seed in about["seeds"]) or "no seeds"
         print(f"host {asked.host} with {seeds}: test accuracy {about['test_accuracy']:.1f} %, {about['parameters']} parameters")
         print(f"files: {folder}")
         error = f"have a relative error of at most {worst:.0e}" if worst else "are the same"
-        print(f"reloaded, its outputs {error} on {len(samples)} test samples")
-        if path.parent.name == CHECKPOINTS:
-            from_plain(load_run(path)["config"]).telemetry.attach(run, files_of(folder))
+        print(f"reloaded, its outputs {error} on {len(grown.samples)} test samples")
+        if grown.checkpoint.parent.name == CHECKPOINTS:
+            grown.config.telemetry.attach(run, files_of(folder))
 
 
-def write_policy(checkpoint: Path) -> None:
+def write_policy(checkpoint: str) -> None:
     """Write the policy of a run, and print where."""
-    run = run_of(checkpoint)
+    path, state, _ = load_found(checkpoint, "checkpoint")
+    run = run_of(path)
     with writing_reports(run):
-        folder = save_policy(checkpoint, run / EXPORT / f"policy_{load_run(checkpoint)['update']:06d}", overwrite=True)
-        program = export_program(checkpoint, folder)
+        folder = run / EXPORT / f"policy_{state['update']:06d}"
+        write_bundle(path, state, folder)
+        program = export_program(folder)
     notice()
     print(f"policy: {folder}")
     print(f"program: {program}" if program else "no policy.pt2, since this agent has no network")

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from esper.lab.evaluation import Evaluation
 from esper.lab.regrow import own_threads
 from esper.training import provenance
 from esper.training.config_io import from_plain
-from esper.training.resume import POLICY, find_checkpoint, run_of
+from esper.training.resume import POLICY, load_found, run_of, warn_of_other_data
 
 
 def save_policy(checkpoint: Path | str, folder: Path | str, *, note: str = "", overwrite: bool = False) -> Path:
@@ -40,11 +41,27 @@ def save_policy(checkpoint: Path | str, folder: Path | str, *, note: str = "", o
             run is damaged.
         DiskError: writing failed.
     """
-    path, out = find_checkpoint(str(checkpoint), "checkpoint"), Path(folder)
+    (path, state, _), out = load_found(str(checkpoint), "checkpoint"), Path(folder)
     if not overwrite and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not empty: choose another folder, or set overwrite=True")
-    state = load_run(path)
-    evaluation = _smallest(path)
+    write_bundle(path, state, out, note)
+    return out
+
+
+def write_bundle(path: Path, state: Mapping[str, Any], out: Path, note: str = "") -> None:
+    """Write a trained policy to a folder, over the files of an earlier call.
+
+    Args:
+        path: file of the checkpoint. A training that goes on may have removed it.
+        state: the state in it.
+        out: folder to write.
+        note: text for the model card.
+
+    Raises:
+        ConfigError: the controller has learned nothing, or a file of the run is damaged.
+        DiskError: writing failed.
+    """
+    evaluation = _smallest(state)
     config, spec = evaluation.config, evaluation.env.layout
     evaluation.env.close()
     agent = evaluation.controller("policy")
@@ -67,7 +84,6 @@ def save_policy(checkpoint: Path | str, folder: Path | str, *, note: str = "", o
     if found:
         write_whole(out / "evaluation.json", json.dumps(found, indent=1) + "\n")
     write_whole(out / "README.md", card)
-    return out
 
 
 def observation_table(spec: EnvSpec, heads: HeadsConfig) -> dict[str, Any]:
@@ -90,16 +106,18 @@ def observation_table(spec: EnvSpec, heads: HeadsConfig) -> dict[str, Any]:
     }
 
 
-def export_program(checkpoint: Path, folder: Path) -> Path | None:
-    """Export one decision step of a policy for `torch.export.load`, check it against the policy, and return its file.
+def export_program(folder: Path) -> Path | None:
+    """Export one decision step of the policy in a folder that `save_policy` wrote, for `torch.export.load`, and check it against
+    the policy.
 
     Returns:
+        the file that was added to the folder;
         None if the agent has no such program.
 
     Raises:
         ConfigError: the outputs of the program differ from those of the policy.
     """
-    evaluation = _smallest(checkpoint)
+    evaluation = _smallest(load_run(folder / POLICY))
     evaluation.env.close()
     agent = evaluation.controller("policy")
     program = agent.program() if isinstance(agent, Learner) else None
@@ -120,11 +138,14 @@ def export_program(checkpoint: Path, folder: Path) -> Path | None:
     return folder / "policy.pt2"
 
 
-def _smallest(checkpoint: Path) -> Evaluation:
+def _smallest(state: Mapping[str, Any]) -> Evaluation:
     """Return an evaluation with as few hosts as the devices and workers of the run allow, to read the sizes of its policy."""
-    config = from_plain(load_run(checkpoint)["config"])
+    config = from_plain(state["config"])
     with own_threads():
-        return Evaluation.load(str(checkpoint), hosts=max(2, config.cluster.num_workers * len(config.devices)))
+        hosts = max(2, config.cluster.num_workers * len(config.devices))
+        found = Evaluation(config, state["agent"], hosts=hosts, env_state=state["env"], updates=state["update"])
+    warn_of_other_data(state, found.env.hparams())
+    return found
 
 
 def _largest_evaluation(run: Path, updates: int) -> dict[str, Any] | None:

@@ -2,18 +2,17 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from esper.config import ConfigError
+from esper.config import Config, ConfigError
 from esper.env.growth_env import GrowthEnv
 from esper.growth.grown import GrownNetwork
 from esper.lab.evaluation import Evaluation
 from esper.task.data import Data
-from esper.training.resume import find_checkpoint
 
 SAMPLES = 64
 """Test samples that come with a network."""
@@ -29,13 +28,28 @@ def own_threads() -> Generator[None]:
         torch.set_num_threads(threads)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Regrown:
+    """The network of a held-out host."""
+
+    network: GrownNetwork
+    about: dict[str, Any]
+    """Description of the host and its seeds."""
+    samples: torch.Tensor
+    """Some test samples."""
+    checkpoint: Path
+    """File that was read; a training that goes on may have removed it since."""
+    config: Config
+    """Config of the evaluation."""
+
+
 def regrow(
-    path: Path, *, host: int, hosts: int, episode: int, controller: str, overrides: Sequence[str] = ()
-) -> tuple[GrownNetwork, dict[str, Any], torch.Tensor]:
-    """Return the network of a held-out host, a description of it, and some test samples.
+    checkpoint: Path | str, *, host: int, hosts: int, episode: int, controller: str, overrides: Sequence[str] = ()
+) -> Regrown:
+    """Return the network of a held-out host, with a description of it and some test samples.
 
     Args:
-        path: file of a checkpoint.
+        checkpoint: folder of a run, FOLDER/best, or a file. It is read once.
         host: number of the held-out host, below `hosts`.
         hosts: number of held-out hosts, at least 2. With another number, shards may have other sizes and round otherwise, which
             training amplifies: the network is then another one.
@@ -44,13 +58,13 @@ def regrow(
         overrides: evaluation overrides, such as devices=[cpu].
 
     Raises:
-        ConfigError: the run grows no hosts, or not this one, or an override does not fit.
+        ConfigError: there is no such checkpoint, the run grows no hosts, or not this one, or an override does not fit.
     """
     if not 0 <= host < hosts:
         raise ConfigError(
             f"host={host} is not among hosts={hosts}, which are counted from 0: choose 0 to {hosts - 1}, or raise hosts"
         )
-    evaluation = Evaluation.load(str(path), hosts=hosts, episode=episode, overrides=overrides)
+    evaluation = Evaluation.load(str(checkpoint), hosts=hosts, episode=episode, overrides=overrides)
     env, config = evaluation.env, evaluation.config
     if not isinstance(env, GrowthEnv):
         raise ConfigError(f"env={config.choice('env')} trains no hosts, so there is no network to export")
@@ -83,7 +97,7 @@ def regrow(
         **({"transfer": asdict(evaluation.transfer)} if overrides else {}),
     }
     env.close()
-    return network, about, samples
+    return Regrown(network=network, about=about, samples=samples, checkpoint=evaluation.checkpoint, config=config)
 
 
 def in_and_out(data: Data, samples: torch.Tensor) -> dict[str, Any]:
@@ -134,6 +148,5 @@ def grown_network(
     Raises:
         ConfigError: there is no such checkpoint, the run grows no such host, or an override does not fit.
     """
-    path = find_checkpoint(str(checkpoint), "checkpoint")
     with own_threads():
-        return regrow(path, host=host, hosts=hosts, episode=episode, controller=controller, overrides=overrides)[0]
+        return regrow(checkpoint, host=host, hosts=hosts, episode=episode, controller=controller, overrides=overrides).network

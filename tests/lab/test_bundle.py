@@ -184,7 +184,7 @@ class Other:
 def test_a_program_that_decides_otherwise_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.export, "load", lambda _: Other())
     with pytest.raises(ConfigError, match="does not decide as the policy does"):
-        bundle.export_program(find_checkpoint(str(run), "checkpoint"), tmp_path)
+        bundle.export_program(esper.save_policy(run, tmp_path / "policy"))
 
 
 def test_what_learns_nothing_is_no_policy(tmp_path: Path) -> None:
@@ -220,10 +220,25 @@ def test_too_few_hosts_for_the_devices_are_one_sentence_and_a_policy_takes_as_ma
         Evaluation(config, {}, hosts=2)
     asked: list[int] = []
     monkeypatch.setattr(bundle, "from_plain", lambda _: config)
-    monkeypatch.setattr(Evaluation, "load", lambda _, hosts: asked.append(hosts) or 1 / 0)
+    monkeypatch.setattr(bundle, "Evaluation", lambda *_, hosts, **__: asked.append(hosts) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         esper.save_policy(run, tmp_path / "out")
     assert asked == [3]
+
+
+def test_a_training_that_goes_on_may_remove_the_checkpoint(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = Evaluation.__init__
+
+    def build(evaluation: Evaluation, *arguments: Any, **named: Any) -> None:
+        for path in (copy / "checkpoints").glob("*.pt"):  # it was read before
+            path.unlink()
+        built(evaluation, *arguments, **named)
+
+    monkeypatch.setattr(Evaluation, "__init__", build)
+    for form, made in (("pytorch", "*/network.py"), ("policy", "*/policy.pt2")):
+        copy = Path(shutil.copytree(run, tmp_path / form, ignore=shutil.ignore_patterns("export")))
+        export([f"checkpoint={copy}", f"format={form}", *(["hosts=2"] if form == "pytorch" else [])])
+        assert list((copy / "export").glob(made))
 
 
 def test_a_grown_network_grows_on(run: Path, tmp_path: Path) -> None:
