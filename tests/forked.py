@@ -17,6 +17,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+import torch._dynamo  # noqa: F401  (PyTorch imports it with the first optimizer or counted FLOP, a second in every fork)
+
 from esper import plugins
 
 LIMIT = 180.0
