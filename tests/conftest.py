@@ -10,6 +10,7 @@ import pytest
 import torch
 from hydra.core.config_store import ConfigStore
 
+import esper.cli.command  # noqa: F401  (with it, Hydra composes faster)
 from esper import plugins
 from esper.config import ALIASES, GROUPS
 from esper.telemetry.writers import WRITERS
@@ -19,8 +20,7 @@ from tests.reference_host import float64, grown  # noqa: F401  (fixtures)
 
 torch.set_num_threads(1)
 compose_once()
-# Hydra copies the store of all groups several times a composition, a third of its time, and each node again as it reads it.
-ConfigStore.__deepcopy__ = lambda store, _: store  # pyright: ignore[reportAttributeAccessIssue]
+
 os.environ.pop("HYDRA_FULL_ERROR", None)  # with it, mistakes show their traceback instead of one sentence
 
 

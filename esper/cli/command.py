@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra._internal.utils as hydra_internals
+from hydra.core.config_store import ConfigStore
 
 from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, load_run, look_again
 from esper.cli import failures, flags, rehearsal
@@ -41,6 +42,15 @@ from esper.training.run_folder import create, only_writer
 
 USER_ERRORS = (ConfigError, TaskError, RewardError, FileError, DiskError, TrackerError, ClusterError)
 """Errors whose message is written for the user. Any other error is a bug and keeps its traceback."""
+
+
+def _uncopied(store: ConfigStore, _: object) -> ConfigStore:
+    """Return the store of all groups itself: Hydra copies it several times a composition, a third of the time, and copies every
+    node again as it reads it."""
+    return store
+
+
+ConfigStore.__deepcopy__ = _uncopied  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @contextmanager

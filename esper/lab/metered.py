@@ -1,22 +1,22 @@
 """A controller whose decisions are counted in FLOPs."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor
 
 from esper.agent.base import Controller
 from esper.buffer.transition import Decision, State
 from esper.env.actions import Observation
 from esper.lifecycle.stages import BoolArray
+from esper.measure.flop_counter import FlopCounter
 
 
-def _recurrent_flops(x: Sequence[int], *weights: Any, out_val: Any = None, **_: Any) -> int:
-    """Return the FLOPs of oneDNN's recurrent layer for the shapes of its input `[T, N, D]` and weights."""
-    return 2 * int(np.prod(x[:2])) * sum(int(np.prod(weight)) for weight in weights[:2])
+def _recurrent_flops(x: Tensor, *weights: Any, out_val: Any = None, **_: Any) -> int:
+    """Return the FLOPs of oneDNN's recurrent layer for its input `[T, N, D]` and weights."""
+    return 2 * x.shape[0] * x.shape[1] * sum(weight.numel() for weight in weights[:2])
 
 
 COUNTED = {torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops}
@@ -43,7 +43,7 @@ class Metered(Controller):
         uniform: npt.NDArray[np.float64],
         greedy: bool = False,
     ) -> Decision:
-        with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
+        with FlopCounter(COUNTED) as counter:
             decision = self.controller.act(observation, state, is_init=is_init, uniform=uniform, greedy=greedy)
-        self.flops += counter.get_total_flops()
+        self.flops += counter.flops
         return decision

@@ -1,6 +1,6 @@
 """Costs of hosts and seeds: parameters, and FLOPs of inference, training and measuring.
 
-Parameters and FLOPs are counted on the plain modules and one sample (`torch.utils.flop_counter`), so that a host or a seed from
+Parameters and FLOPs are counted on the plain modules and one sample (`FlopCounter`), so that a host or a seed from
 outside the package needs no formula. Convolutions, matrix products and attention are counted, each multiply-add as two
 operations. Norms, activations, pooling, masks, blending, and layers that the counter does not know (recurrent ones) are not
 counted. Attention counts every pair of positions, masked ones included.
@@ -21,11 +21,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.hosts.base import SlotSpec, segments_of, slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.lifecycle.stages import OCCUPIED, BoolArray, SlotState
+from esper.measure.flop_counter import FlopCounter
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.errors import seed_errors
 from esper.seeds.gated import Gate
@@ -251,9 +251,9 @@ def count_parameters(module: nn.Module) -> int:
 def count_flops(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
     """Return the output of a module for this input, and its FLOPs."""
     # Written out as matrix products: the counter does not know the kernel that a CPU would take for attention (torch 2.13).
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounter() as counter:
         y = module(x)
-    return y, counter.get_total_flops()
+    return y, counter.flops
 
 
 def _through(host: nn.Module, x: Tensor) -> tuple[list[Tensor], list[int]]:

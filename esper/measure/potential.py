@@ -177,7 +177,7 @@ def _parameters_with_gradient(branch: nn.Module, slot: SlotSpec) -> list[str]:
     with torch.enable_grad():
         delta: Tensor = branch(h)
         if delta.requires_grad:
-            delta.backward(grad)
+            (delta * grad).sum().backward()  # of a scalar: for other outputs, PyTorch imports sympy
     return [name for name, weight in branch.named_parameters() if weight.grad is not None and weight.grad.any()]
 
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -218,7 +219,8 @@ class PPO(Learner):
             standardize=config.standardize,
         )
         self.popart = PopArt(step=config.popart_step)
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
+        self._optimizer_state: dict[str, Any] | None = None
+        """State that the optimizer will continue from, until it is built."""
         self.parameters = list(self.network.parameters())
         """All parameters, cached: traversing the modules takes as long as running the smaller layers."""
         self.parts = parts_of(self.network)
@@ -231,6 +233,15 @@ class PPO(Learner):
         if config.reference is Reference.initial:
             self._reference_O = torch.zeros(len(Op))
             self._reference_O[Op.WAIT] = config.wait_bias
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Adam:
+        """Adam, built for the first update: PyTorch then imports torch._dynamo, which takes seconds and is never used."""
+        optimizer = torch.optim.Adam(self.network.parameters(), lr=self.config.learning_rate, eps=1e-5, fused=True)
+        if self._optimizer_state is not None:
+            optimizer.load_state_dict(self._optimizer_state)
+            self._optimizer_state = None
+        return optimizer
 
     # ---- acting
 
@@ -486,16 +497,15 @@ class PPO(Learner):
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that training resumes from: tensors and primitives only."""
+        return self.acting_state() | {"optimizer": self.optimizer.state_dict()}
+
+    def acting_state(self) -> dict[str, Any]:
         return {
             "names": self._names(),
             "network": self.network.state_dict(),
             "popart": self.popart.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
             "counters": {"strikes": self.strikes} | ({"independent": self.independent} if self.config.teacher else {}),
         }
-
-    def acting_state(self) -> dict[str, Any]:
-        return {name: part for name, part in self.state_dict().items() if name != "optimizer"}
 
     def program(self) -> nn.Module | None:
         return PolicyProgram(self.network, self.config.heads)
@@ -518,7 +528,8 @@ class PPO(Learner):
                     raise TypeError(f"{name} is {state[part][name].dtype}, not {tensor.dtype}")
             module.load_state_dict(state[part])
         if "optimizer" in state:
-            self.optimizer.load_state_dict(state["optimizer"])
+            self.__dict__.pop("optimizer", None)
+            self._optimizer_state = state["optimizer"]
         self.strikes = state["counters"]["strikes"]
         self.independent = state["counters"].get("independent", False)
 
