@@ -40,6 +40,7 @@ RUNS = (
     ("deployed_hosts", ()),
     ("precision", ()),
     ("workers", ()),
+    ("start_time", ()),
     ("gpu", ()),
 )
 """Script and arguments of every benchmark. That of a GPU writes a record of its own, with --out, and is left out without one."""

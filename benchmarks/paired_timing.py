@@ -5,6 +5,7 @@ machine, so their ratio within a round varies much less than their times do. Two
 process time (of all threads) does not count the time that other processes took.
 """
 
+import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ class Timing:
     wall: float
     """Wall time [s]."""
     process: float
-    """Processor time of all threads of this process [s]."""
+    """Processor time of all threads of this process, and of commands that it ran to their end [s]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,14 @@ class Ratio:
 
 def timed(run: Callable[[], object]) -> Timing:
     """Run once and return the duration."""
-    wall, process = time.perf_counter(), time.process_time()
+    wall, process = time.perf_counter(), _processor_time()
     run()
-    return Timing(time.perf_counter() - wall, time.process_time() - process)
+    return Timing(time.perf_counter() - wall, _processor_time() - process)
+
+
+def _processor_time() -> float:
+    commands = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + commands.ru_utime + commands.ru_stime
 
 
 def in_turn(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[Timing]]:

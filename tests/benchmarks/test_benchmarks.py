@@ -33,6 +33,7 @@ PRINTS = {
     "policy_speed": r"sb3 / ours, median" if find_spec("sb3_contrib") else r"sb3-contrib is not installed[^$]*\n\| 2 \| \d",
     "precision": r"cifar10_baseline, 2 hosts[\s\S]*train[\s\S]*fp32 / bf16, median [\s\S]*validate[\s\S]*fp32 / bf16, median",
     "shipped_tasks": r"digits, 2 hosts, shards of 2[^$]*cifar10_baseline, 2 hosts[^$]*plain / esper, median \(range\): wall \d",
+    "start_time": r"help / import torch, median \(range\): wall \d",
     "step_overhead": r"reward=shaped, 4 hosts x 3 slots, .* together \d\.\d+",
     "workers": r"2 hosts, 1 core or worker[\s\S]*one process / workers, median[\s\S]*\n\| 60 s \| \d+ % ",
 }
