@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from joblib.externals.loky.backend import context
 
 from esper.checkpoint import Checkpoints, load
@@ -80,7 +79,6 @@ def config_of(overrides: str) -> Config:
     """Return the config of a run, after a first run in this process."""
     for module in WARM.split():
         importlib.import_module(module)
-    ConfigStore.__deepcopy__ = lambda store, _: store  # copying it takes a third of the time of a command
     context.set_start_method("fork", force=True)  # so that workers find everything warm, too
     config = check(overrides.split())
     load_task(config.task, config.host)
