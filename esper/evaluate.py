@@ -65,7 +65,7 @@ class EvaluateConfig:
     schedules: bool = False
     """If true, also search the best schedule of one seed, planted in the first epoch, an oracle that picks the best such schedule
     for each kind of host, and the best static net, whose one seed is active from initialisation, without incubation. All are
-    chosen on other hosts, by their return."""
+    chosen on other hosts, by their return. Takes as long as 2 * (1 + slots * blueprints) more controllers."""
     online: bool = False
     """If true, also measure test accuracy after every host epoch, and report its mean over the episode. Takes longer."""
     search_per_host: list[str] = field(default_factory=lambda: list[str]())
