@@ -1,9 +1,9 @@
 """Compare the arms of an experiment by outcomes that do not depend on the reward: python -m esper.compare FOLDER...
 
 FOLDER is the folder of an experiment (sweep=ab), or a folder with runs. In the second case, runs that differ in more than their
-seed are different arms, and runs with the same seed form a block. Every policy grows held-out hosts once, and its scores are
-stored in the folder of its run. Prints the verdicts, and writes report.html and its numbers (JSON, CSV, LaTeX) into the first
-folder.
+seed are different arms, and runs with the same seed form a block. Every policy grows held-out hosts, with sampled and with its
+most probable actions; its scores are stored in the folder of its run, where later comparisons read them. Prints the verdicts, and
+writes report.html and its numbers (JSON, CSV, LaTeX) into the first folder.
 
 Append overrides of esper.train, such as task=mnist5k, to evaluate all policies on another task or with other settings. The names
 of the files then contain these overrides. They also contain the outcome, if it is not the planned one.

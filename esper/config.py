@@ -213,7 +213,7 @@ class Config(Chosen):
             raise ValueError(f"agent={agent} reads {unseen}, and this env={env} has none: choose another agent")
         if self.agent.needs_timetable and not getattr(self.env, "timetable", False):
             raise ValueError(
-                f"agent={self.choice('agent')} must know the events: add env.timetable=true, with a task that has events"
+                f"agent={self.choice('agent')} needs the timetable of events: add env.timetable=true, with a task that has events"
             )
 
 

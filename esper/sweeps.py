@@ -17,8 +17,8 @@ class BlocksConfig:
     blocks: int = 12
     """Runs per arm, at least 1. Higher: smaller differences are detected. A verdict requires at least 10."""
     root: int = 0
-    """Root seed of the blocks and of the order of runs, at least 0. Experiments with one root have the same blocks: only another
-    root gives new evidence."""
+    """Root seed of the blocks and of the order of runs, at least 0. Experiments with the same root have the same blocks: new
+    evidence needs another root."""
     aa_control: bool = True
     """If true, run the first arm a second time with another policy seed, as an A/A control. Its agent must use that seed."""
     outcome: str = "accuracy"
@@ -65,7 +65,7 @@ class TuneConfig:
     blocks: int = 3
     """Runs per set of values, and of the baseline, on shared seeds, at least 1. Higher: less noise per trial."""
     root: int = 0
-    """Root seed of the blocks and of the proposed values, at least 0. No experiment has blocks of a tuning."""
+    """Root seed of the blocks and of the proposed values, at least 0. An experiment with the same root has other blocks."""
     outcome: str = "validation"
     """Outcome to optimise, one of those of esper.compare. Values chosen by test accuracy can no longer be evaluated by it."""
     score_hosts: int = 96

@@ -14,6 +14,7 @@ from esper.evaluate import EvaluateConfig
 from esper.export import ExportConfig
 from esper.lab.runs import OUTCOMES, CompareConfig, OutcomeSpec
 from esper.measure.counterfactuals import CounterfactualsConfig
+from esper.report import ReportConfig
 from esper.sweeps import SWEEPS
 from esper.telemetry.writers import WRITERS
 
@@ -79,7 +80,7 @@ def writers() -> Iterator[str]:
 
 
 def other_commands() -> Iterator[str]:
-    """Yield the keys of the evaluation, the comparison and the export."""
+    """Yield the keys of the evaluation, the comparison, the export and the report."""
     yield from section("## `python -m esper.evaluate checkpoint=FOLDER`", EvaluateConfig)
     yield f"Agents without training: {ticked(standalone_agents())}. Keys of a run that may be overridden: {ticked(TRANSFERABLE)}."
     yield ""
@@ -97,6 +98,7 @@ def other_commands() -> Iterator[str]:
     yield from table(("outcome", "unit", "meaning", "margin", "better"), rows)
     yield ""
     yield from section("## `python -m esper.export checkpoint=FOLDER`", ExportConfig)
+    yield from section("## `python -m esper.report FOLDER...`", ReportConfig)
 
 
 def choices(group: str, options: Mapping[str, type]) -> Iterator[str]:

@@ -56,7 +56,7 @@ class EventOracle(Bandit):
         told = [name for name in spec.feature_names if config.ahead or not name.startswith("event_ahead_")]
         known = [rank for rank, name in enumerate(spec.feature_names) if name.startswith("event_") and name in told]
         if not known:
-            raise ValueError("agent=event_oracle must know the events: add env.timetable=true")
+            raise ValueError("agent=event_oracle needs the timetable of events: add env.timetable=true")
         Bandit.__init__(self, config, spec, known)
         self.delay, self._known = config.delay, known
         self._now = [rank for rank in known if not spec.feature_names[rank].startswith("event_ahead_")]

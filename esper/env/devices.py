@@ -30,8 +30,9 @@ class DeviceConfig:
     mapped. Results are the same."""
 
     graphs: bool = True
-    """If true, a GPU replays the training step of a shard from a CUDA graph, which is captured again if the stages of seeds have
-    changed and at least 4 batches of the epoch are left. Results are the same. Not used on a CPU or with more than 32 shards."""
+    """If true, a GPU replays the training step of a shard from a CUDA graph, which is captured again if the stages or blend
+    weights of seeds have changed and at least 4 batches of the epoch are left. Results are the same. Not used on a CPU or with
+    more than 32 shards."""
     precision: Precision = Precision.fp32
     """Precision in which hosts and seeds are computed: `fp32`; `bf16`, faster, at 3 digits; `fp16`, for GPUs without bf16, with a
     loss scale for each host; `auto` takes bf16 or else fp16 on a GPU, and fp32 on a CPU. Weights, optimisers, losses, batch

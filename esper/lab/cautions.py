@@ -66,7 +66,7 @@ def other_hosts(runs: Sequence[Run], baselines: Sequence[str], overrides: Sequen
         keys = [key for key in keys if not {key, group_of(key)} & alike]
         if differ := [key for key in keys if any(str(one.config.get(key)) != str(run.config.get(key)) for one, run in pairs)]:
             found.append(
-                f"the baselines grow the hosts of {runs[0].arm}, and those of {arm} have another {differ[0]}: compare {arm} with "
+                f"the baselines grow the hosts of {runs[0].arm}; those of {arm} differ in {differ[0]}: compare {arm} with "
                 "baselines in an experiment of its own"
             )
     return found

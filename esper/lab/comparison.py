@@ -173,13 +173,16 @@ class Comparison:
         lines = [f"warning: {control.difference.first} and {AA_CONTROL}: {warning}" for warning in _cautions(control)]
         mean = control.difference.mean
         if mean.mean == control.difference.spread == 0:
-            return [f"A/A control: it repeats {control.difference.first} exactly: it shows nothing about null effects", *lines]
+            return [f"A/A control: it repeats {control.difference.first} exactly, so it shows nothing about null effects", *lines]
         if not math.isfinite(mean.high - mean.low):
             return lines
         interval = f"{mean.mean:.3g} ({mean.low:.3g} to {mean.high:.3g})"
         line = f"A/A control: {control.difference.first} minus its copy with other policy seeds is {interval}"
         if not mean.low <= 0 <= mean.high:
-            line = f"warning: {line}, which excludes 0 as 5 % of null effects do: look for a cause before you trust the others"
+            line = (
+                f"warning: {line}. The interval excludes 0, which happens in 5 % of comparisons without an effect: look for a "
+                "cause before you trust the other differences"
+            )
         return [line, *lines]
 
     def _pair_warnings(self) -> list[str]:

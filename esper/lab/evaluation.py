@@ -44,8 +44,8 @@ from esper.training.trained_agent import trained_agent
 ORACLE = "oracle schedule by kind"
 """Name of the best schedule of one seed, planted in the first epoch, for each kind of host, chosen on other hosts."""
 EARLY = (
-    "plant in the first host epoch only, and this task has events later: weak references; train agent=best_of_random, "
-    "agent=schedule_bandit and agent=event_oracle as well, which choose when to plant"
+    "plant in the first host epoch only, so they are weak references in this task, whose events come later; also train "
+    "agent=best_of_random, agent=schedule_bandit and agent=event_oracle, which choose when to plant"
 )
 """What to say about schedules, oracle and static net in a task with events."""
 ENOUGH = 4
@@ -212,7 +212,7 @@ class Evaluation:
         agent, seed = self.config.agent, self.config.seed
         if name not in POLICIES:
             if unseen := GROUPS["agent"][name].unseen(self.config.env):
-                raise ConfigError(f"controllers={name} reads {unseen}, and this run has none: leave it out")
+                raise ConfigError(f"controllers={name} reads {unseen}, which this run does not have: leave it out")
             return GROUPS["agent"][name](gamma=agent.gamma).build(self.env.layout, seed=seed)
         if name == "policy_greedy" and not agent.greedy:
             raise ConfigError(
@@ -229,12 +229,11 @@ class Evaluation:
         return list(dict.fromkeys([*(controllers or (*policies, *baselines)), *needed]))
 
     def run(self, controllers: Sequence[str] = ()) -> dict[str, HostOutcomes]:
-        """Return the outcomes of the controllers, and of `wait`, by name; see `names`.
+        """Return the outcomes of the controllers, and of `wait`, by name; see `names` and `grow_all`."""
+        return self.grow_all(self.names(controllers))
 
-        Raises:
-            ConfigError: a controller does not fit, in which case none is evaluated.
-        """
-        names = self.names(controllers)
+    def grow_all(self, names: Sequence[str]) -> dict[str, HostOutcomes]:
+        """Return the outcomes of exactly these controllers by name. If one does not fit, raise ConfigError before any is grown."""
         built = {name: self.controller(name) for name in names if name != REPLAY}
         outcomes = {name: self.grow(one, name=name, greedy=name == "policy_greedy") for name, one in built.items()}
         if REPLAY in names:

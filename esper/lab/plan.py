@@ -166,7 +166,9 @@ def _check_scoring(found: Design) -> None:
             raise ConfigError(f"{shown} changes the blueprints, and policies know only those of their training: leave them out")
         paid.append(flat(to_plain(scored)))
     if outcome == "return" and paid_by(paid):  # as in a comparison
-        raise ConfigError(f"outcome=return cannot compare arms that {shown} pays differently: add a reward and a governor to it")
+        raise ConfigError(
+            f"outcome=return cannot compare arms that are paid differently under {shown}: set reward= and governor= there, too"
+        )
 
 
 def check_arms(found: Design, configs: Sequence[Config]) -> None:

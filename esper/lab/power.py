@@ -146,7 +146,7 @@ def expected_power(design: Design) -> list[str]:
     line += "".join(f", {look} of them with one of {percent(before)}" for look, before in earlier)
     level = f"at a level of {percent(plan.alpha)} / {len(pairs)} pairs; " if len(pairs) > 1 else ""
     known = f"({level}standard deviation of a difference {spread.value:.2g}, {source})"
-    return [f"{line} {known}; 80 % take {test.blocks_needed(spread.value)} blocks", *advice(spread, test)]
+    return [f"{line} {known}; a power of 80 % takes {test.blocks_needed(spread.value)} blocks", *advice(spread, test)]
 
 
 def _unlike(design: Design, recorded: Mapping[str, Sequence[str]]) -> list[str]:

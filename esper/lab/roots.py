@@ -26,8 +26,8 @@ def repeated(design: Design, folder: Path) -> list[str]:
         return []
     more = f" and {len(alike) - 1} more beside it" if len(alike) > 1 else ""
     return [
-        f"root={design.root} and the split of hosts are also those of {alike[0]}{more}: their blocks are "
-        f"repeated here and are no new evidence; for new blocks, set another root, as in root={new_root(design.digest)}"
+        f"root={design.root} and the task are also those of {alike[0]}{more}: this experiment repeats blocks, "
+        f"which are no new evidence; set another root, as in root={new_root(design.digest)}"
     ]
 
 
@@ -44,7 +44,7 @@ def check_pilot(design: Design) -> None:
 
 
 def _shares_blocks(design: Design, folder: Path) -> bool:
-    """Return whether the experiment in a folder has the root and the split of hosts of another one."""
+    """Return whether the experiment in a folder has the root and the task of another one."""
     try:
         other = Design.load(folder)
     except ConfigError:  # whoever uses that folder is told; here it only cannot be compared

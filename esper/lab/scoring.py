@@ -206,7 +206,7 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
         evaluation.env.close()
         raise ConfigError(f"{path} holds scores on other data (fingerprint {stored['data']}, now {data}): {RESCORE}")
     latency = evaluation.measure(stored.get("latency"))
-    outcomes = evaluation.run(controllers or ["wait"])
+    outcomes = evaluation.grow_all(controllers)
     if searches:
         hosts = HostSearch(evaluation, by=scoring.by)
         outcomes |= {name: hosts.run(name) for name in searches}

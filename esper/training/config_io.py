@@ -46,7 +46,7 @@ def from_plain(plain: dict[str, Any]) -> Config:
     """
     for key, value in dotted(plain["values"]).items():
         if isinstance(value, str) and "${" in value:  # resolving it could read the environment for the file's author
-            raise ConfigError(f"the saved config has {key}={value}, and this program saves no interpolations: start a new run")
+            raise ConfigError(f"the saved config has the interpolation {key}={value}, which Esper never writes: start a new run")
     load_plugins(plain["values"].get("plugins", ()))
     cfg = OmegaConf.structured(Config)
     try:

@@ -181,5 +181,5 @@ def read(path: Path) -> list[dict[str, Any]]:
         ):
             raise ValueError
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged: move it away, a new one will be started") from error
+        raise ConfigError(f"{path} is damaged: move it away, and the run starts a new one") from error
     return records

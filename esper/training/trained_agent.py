@@ -103,7 +103,7 @@ def find_teacher(config: Config, begun: Mapping[str, Any] | None = None) -> Teac
         option, agent, state = named, GROUPS["agent"][named](gamma=config.agent.gamma), {}
     else:
         if not file.is_file():
-            raise ConfigError(f"agent.teacher={named}: {file} is gone, which taught this run so far: {_RESTORE}")
+            raise ConfigError(f"agent.teacher={named}: {file}, which has taught this run so far, no longer exists: {_RESTORE}")
         saved = load_run(file)
         if source and digest_of(file) != source["digest"]:
             raise ConfigError(f"agent.teacher={named}: {file} has changed since it taught this run: {_RESTORE}")
@@ -112,9 +112,11 @@ def find_teacher(config: Config, begun: Mapping[str, Any] | None = None) -> Teac
         run = from_plain(saved["config"])
         option, agent, state = run.choice("agent"), run.agent.acting(), saved["agent"]
     if unseen := agent.unseen(config.env):
-        raise ConfigError(f"agent.teacher={named} reads {unseen}, and this run has none: choose another teacher")
+        raise ConfigError(f"agent.teacher={named} reads {unseen}, which this run does not have: choose another teacher")
     if agent.needs_timetable and not getattr(config.env, "timetable", False):
-        raise ConfigError(f"agent.teacher={named} must know the events: add env.timetable=true, or choose another teacher")
+        raise ConfigError(
+            f"agent.teacher={named} needs the timetable of events: add env.timetable=true, or choose another teacher"
+        )
     return Teacher(named=named, source=source, option=option, config=agent, state=state, seed=config.seed)
 
 

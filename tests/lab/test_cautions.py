@@ -26,9 +26,9 @@ def test_different_data_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is a 320, b 320 and 640" in anomalies(longer)[0]
     wide = [replace(run(arm, 32, 10), config={"host.base_channels": size}) for arm, size in (("a", 4), ("b", 8), ("c", 4))]
     (warning,) = other_hosts(wide, ["wait"])
-    assert warning.startswith("the baselines grow the hosts of a, and those of b have another host.base_channels: compare b")
+    assert warning.startswith("the baselines grow the hosts of a; those of b differ in host.base_channels: compare b")
     heads = [replace(run(arm, 32, 10), config={"agent.heads.tempo": tempo}) for arm, tempo in (("a", "fast"), ("b", "free"))]
-    assert "those of b have another agent.heads.tempo" in other_hosts(heads, ["random"])[0]
+    assert "those of b differ in agent.heads.tempo" in other_hosts(heads, ["random"])[0]
     assert other_hosts(wide, ["wait"], ["host.base_channels=4"]) == []
     assert other_hosts(wide, []) == other_hosts(wide[::2], ["wait"]) == []
     tasks = [run(arm, 32, 10, block, task) for arm in "ab" for block, task in enumerate(("digits", "mnist5k"))]

@@ -92,7 +92,8 @@ def test_the_power_is_printed_for_typical_values() -> None:
     power = 100 * PlannedTest(margin=1.0, looks=[12]).powers(2.4)[0]
     assert line == (
         f"12 blocks detect a difference of 1 pp in accuracy with a power of {power:.0f} % (standard deviation of a difference "
-        f"2.4, typical of digits; pilot=FOLDER takes it from an experiment); 80 % take {blocks_needed(2.4, 1.0)} blocks"
+        "2.4, typical of digits; pilot=FOLDER takes it from an experiment); a power of 80 % takes "
+        f"{blocks_needed(2.4, 1.0)} blocks"
     )
     assert 20 < power < 35
 

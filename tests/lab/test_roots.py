@@ -36,8 +36,8 @@ def test_an_experiment_with_the_blocks_of_its_neighbour_is_warned(other: Design,
     new = tmp_path / "new"
     found = repeated(made(), new)
     assert len(found) == alike
-    assert all(f"root=0 and the split of hosts are also those of {tmp_path / 'earlier'}: their blocks" in line for line in found)
-    announced = [line for line in announce(made(), new) if "no new evidence; for new blocks, set another root, as in" in line]
+    assert all(f"root=0 and the task are also those of {tmp_path / 'earlier'}: this experiment repeats" in line for line in found)
+    announced = [line for line in announce(made(), new) if "no new evidence; set another root, as in" in line]
     assert len(announced) == alike
     made().save(new)
     assert len(repeated(made(), new)) == alike, "its own folder is no neighbour"

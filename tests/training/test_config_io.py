@@ -40,5 +40,5 @@ def test_interpolations_in_a_saved_config_are_not_resolved(monkeypatch):
     monkeypatch.setenv("SECRET", "xyz")
     plain = to_plain(config())
     plain["values"]["task"]["split_seed"] = "${oc.env:SECRET}"
-    with pytest.raises(ConfigError, match=r"has task\.split_seed=\$\{oc\.env:SECRET\}, and this program saves no interpolations"):
+    with pytest.raises(ConfigError, match=r"the interpolation task\.split_seed=\$\{oc\.env:SECRET\}, which Esper never"):
         from_plain(plain)

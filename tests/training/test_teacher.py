@@ -119,7 +119,10 @@ def test_a_resumed_run_has_the_teacher_that_it_had(policy: Path, tmp_path: Path,
     taught_by = policy / "checkpoints" / "checkpoint_000001.pt"
     assert newest(folder)["teacher"]["file"] == str(taught_by)
     shutil.copy(policy / "checkpoints" / "checkpoint_000004.pt", taught_by)
-    for remove, sentence in ((False, "has changed since it taught this run"), (True, "is gone, which taught this run so far")):
+    for remove, sentence in (
+        (False, "has changed since it taught this run"),
+        (True, "which has taught this run so far, no longer"),
+    ):
         if remove:
             taught_by.unlink()
         for start in (lambda: Trainer(config(*teacher), folder), lambda: ready(config(*teacher, f"resume={folder}"))):
@@ -135,7 +138,7 @@ def test_a_resumed_run_has_the_teacher_that_it_had(policy: Path, tmp_path: Path,
         (
             ["agent=event_oracle", "env.timetable=true", "task=digits_drift", "steps=16"],
             [],
-            " must know the events: add env.timetable=true, or choose another teacher",
+            " needs the timetable of events: add env.timetable=true, or choose another teacher",
         ),
     ],
 )

@@ -68,7 +68,7 @@ class PPOConfig(AgentConfig):
     learning_rate: float = 2e-3
     """Initial step size of Adam, above 0; falls linearly to 0 over the run. Higher: faster learning, until it diverges."""
     epochs: int = 8
-    """Passes over each rollout, at least 1. Higher: more learning per rollout; agent.target_kl ends more updates early."""
+    """Passes over each rollout, at least 1. Higher: more learning per rollout, until agent.target_kl stops the update early."""
     minibatches: int = 4
     """Minibatches per pass, from 1 to hosts; each holds whole hosts. Higher: more and noisier gradient steps."""
     chunk: int = 0
@@ -119,8 +119,8 @@ class PPOConfig(AgentConfig):
     wait_bias: float = 1.0
     """Initial bias of the logit of waiting. Higher: acts more rarely; against one other operation, 1 waits in 73 % of steps."""
     teacher: str | None = None
-    """Controller that the policy imitates at first: an agent that needs no training, such as heuristic, or the folder of a run,
-    such as one of agent=react_bandit; null for none."""
+    """Controller that the policy imitates at first: an agent that needs no training, such as heuristic; the folder of a run, such
+    as one of agent=react_bandit, or FOLDER/best; or that of a saved policy. Null for none."""
     imitation: float | None = None
     """Share of the updates, at the start, in which the policy only imitates agent.teacher, in (0, 1]; null means 0.25. Higher:
     closer to the teacher, less time to become better than it."""
