@@ -233,7 +233,7 @@ class Evaluation:
         return self.grow_all(self.names(controllers))
 
     def grow_all(self, names: Sequence[str]) -> dict[str, HostOutcomes]:
-        """Return the outcomes of exactly these controllers by name. If one does not fit, raise ConfigError before any is grown."""
+        """Return the outcomes of exactly these controllers by name. If one does not fit, raise ConfigError, and grow none."""
         built = {name: self.controller(name) for name in names if name != REPLAY}
         outcomes = {name: self.grow(one, name=name, greedy=name == "policy_greedy") for name, one in built.items()}
         if REPLAY in names:
