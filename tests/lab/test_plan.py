@@ -99,7 +99,7 @@ def test_overrides_of_the_scoring_need_nothing_of_this_machine() -> None:
 
 def test_returns_on_other_hosts_are_compared_where_those_are_paid_alike() -> None:
     arms = "arms={a: task=digits, b: task=digits_drift}"
-    with pytest.raises(ConfigError, match="outcome=return cannot compare arms that score_overrides=task=digits_drift pays"):
+    with pytest.raises(ConfigError, match="outcome=return cannot compare arms that are paid differently under score_over"):
         planned(arms, "outcome=return", "score_overrides=task=digits_drift")
     assert planned(arms, "outcome=return", "score_overrides=task=digits_drift reward=online").plan.outcome == "return"
     assert planned("arms={a: agent=ppo, b: agent=react}", "outcome=return", "score_overrides=steps=30").plan.outcome == "return"

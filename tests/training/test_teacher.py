@@ -55,7 +55,7 @@ def test_a_rule_can_teach(tmp_path: Path) -> None:
         (["agent.teacher=heuristc"], "agent.teacher=heuristc is neither the folder of a run nor an agent that needs no training"),
         (["agent.teacher={bandit}/.hydra"], "agent.teacher={bandit}/.hydra"),
         (["agent.teacher={bandit}", "blueprint=[norm]"], "agent.teacher={bandit}: the ReactBandit learned to choose among"),
-        (["agent.teacher=greedy_potential", "env.potential=false"], "agent.teacher=greedy_potential reads growth potential, and"),
+        (["agent.teacher=greedy_potential", "env.potential=false"], "agent.teacher=greedy_potential reads growth potential, which"),
     ],
 )
 def test_a_teacher_that_does_not_fit_is_refused(bandit: Path, tmp_path: Path, overrides: list[str], sentence: str) -> None:
@@ -121,7 +121,7 @@ def test_a_resumed_run_has_the_teacher_that_it_had(policy: Path, tmp_path: Path,
     shutil.copy(policy / "checkpoints" / "checkpoint_000004.pt", taught_by)
     for remove, sentence in (
         (False, "has changed since it taught this run"),
-        (True, "which has taught this run so far, no longer"),
+        (True, "which has taught this run so far, no longer exists"),
     ):
         if remove:
             taught_by.unlink()
