@@ -55,7 +55,7 @@ def test_a_rule_can_teach(tmp_path: Path) -> None:
         (["agent.teacher=heuristc"], "agent.teacher=heuristc is neither the folder of a run nor an agent that needs no training"),
         (["agent.teacher={bandit}/.hydra"], "agent.teacher={bandit}/.hydra"),
         (["agent.teacher={bandit}", "blueprint=[norm]"], "agent.teacher={bandit}: the ReactBandit learned to choose among"),
-        (["agent.teacher=greedy_potential", "env.potential=false"], "agent.teacher=greedy_potential reads growth potential, which"),
+        (["agent.teacher=greedy_potential", "env.potential=false"], "agent.teacher=greedy_potential reads growth"),
     ],
 )
 def test_a_teacher_that_does_not_fit_is_refused(bandit: Path, tmp_path: Path, overrides: list[str], sentence: str) -> None:
