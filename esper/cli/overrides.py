@@ -316,10 +316,12 @@ def _apply(loader: ConfigLoader, cfg: DictConfig, overrides: list[Override]) -> 
 
 
 def _typed_config(cfg: DictConfig, choices: dict[str, Any]) -> Config:
-    own = cfg.copy()
-    with open_dict(own):
-        del own["hydra"]
-    return typed(own, choices)
+    content = cast(dict[str, Any], cfg._content)  # pyright: ignore[reportPrivateUsage]  (a copy takes longer than all the rest)
+    hydra = content.pop("hydra")
+    try:
+        return typed(cfg, choices)
+    finally:
+        content["hydra"] = hydra
 
 
 def _check_choice(override: Override, options: list[str]) -> None:

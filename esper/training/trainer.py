@@ -70,7 +70,7 @@ class Trainer:
         config = self._tuned.config
         self._plan, self._overrides = plan, overrides
         self.config, self.folder, self._shown_as = config, Path(folder), (name, shared, announced)
-        self._plain = to_plain(config)  # takes as long as a short update
+        self._plain = to_plain(config)
         self._plain["values"]["resume"] = None  # so that a resumed run writes the same checkpoints
         torch.set_num_threads(1)  # of this thread, for the policy, which is small; shards have threads of their own
         again = config.agent.one_episode  # every update replays episode 0: do not start the hosts of the next episode
