@@ -86,6 +86,7 @@ def test_the_commands_about_worlds_are_valid(tmp_path: Path, monkeypatch: pytest
     single, sweep = re.findall(r"```bash\npython -m esper.train (.*?)\n```", page)
     words = [word for word in shlex.split(single) if word != "updates=2"]
     small = ["updates=1", "hosts=4", "agent.minibatches=1", f"hydra.run.dir={tmp_path}", f"task.pretrain_folder={tmp_path}/hosts"]
+    small += ["agent.epochs=1", "task.pretrain=1", "task.pretrain_pool=4", "telemetry.page_hosts=0"]
     done = run_forked("esper.train", *words, *small, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert len(check_sweep(spelled_out(shlex.split(sweep.removeprefix("-m "))))) == 5
@@ -118,7 +119,7 @@ def test_data_from_arrays_and_a_preset_of_a_reward_run_as_the_pages_say(tmp_path
     (tmp_path / "mine" / "reward" / "dear.yaml").write_text(preset)
     lines = re.findall(r"^python -m esper.train (.*(?:plugins=|--config-dir).*)$", "".join(howto.values()), re.MULTILINE)
     assert len(lines) == 3
-    small = ["updates=1", "hosts=2", "steps=6", "agent=schedule", "devices=[cpu]"]
+    small = ["updates=1", "hosts=2", "steps=6", "agent=schedule", "devices=[cpu]", "telemetry.page_hosts=0"]
     for line in lines:
         typed = [word for word in shlex.split(line) if not word.startswith("updates=")]
         done = run_forked("esper.train", *typed, *small, cwd=tmp_path)

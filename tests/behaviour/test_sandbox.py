@@ -31,9 +31,15 @@ def small_rules() -> SandboxRules:
 
 def by_hand(rules: SandboxRules) -> float:
     """Return the optimal value by recursion over all actions and observations of one host."""
-    actions = every_action(rules)
+    actions, known = every_action(rules), dict[tuple[object, ...], float]()
 
     def best(state: SlotState, belief_Q: np.ndarray, time: int) -> float:
+        key = (time, belief_Q.round(12).tobytes(), *(array.tobytes() for array in state.arrays().values()))
+        if key not in known:  # many orders of actions lead to it
+            known[key] = reached(state, belief_Q, time)
+        return known[key]
+
+    def reached(state: SlotState, belief_Q: np.ndarray, time: int) -> float:
         if time == rules.num_steps:
             return 0.0
         values = []

@@ -119,6 +119,7 @@ def test_keys_of_a_gpu_have_a_colon_which_is_no_part_of_hydras_grammar() -> None
 def test_a_process_of_a_launcher_reads_keys_of_a_gpu() -> None:
     """It only imports what the function that it runs needs."""
     code = (
+        "from esper.cli.rehearsal import stand_in; stand_in()\n"  # torch would take seconds to import
         "import esper.config as c; from hydra import compose, initialize_config_dir\n"
         "with initialize_config_dir(str(c.CONF.absolute()), version_base='1.3'):\n"
         "    print(compose('config', ['devices=[cuda:0]', 'devices.cuda:0.precision=bf16']).devices)"

@@ -45,7 +45,7 @@ from tests.env_fixtures import BLUEPRINTS
 HOSTS_OF: dict[str, tuple[TaskConfig, HostConfig]] = {
     "cnn": (DigitsConfig(batch_size=256, epoch_samples=256), CNNConfig(frozen=True)),
     "mlp": (DigitsConfig(batch_size=256, epoch_samples=256), MLPConfig(frozen=True)),
-    "transformer": (PythonTextConfig(epoch_samples=128, valid_samples=32), TransformerConfig(frozen=True)),
+    "transformer": (PythonTextConfig(epoch_samples=64, valid_samples=16), TransformerConfig(frozen=True, context=16)),
 }
 DENSE = {"lora": LoraConfig(), "mlp_small": MLPSeedConfig()}
 

@@ -77,7 +77,7 @@ def views(draw: st.DrawFn) -> View:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(views())
 def test_features_are_finite_and_in_range_for_any_view(view: View) -> None:
     named = seen(view)

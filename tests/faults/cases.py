@@ -166,7 +166,7 @@ CASES: dict[str, Any] = {
     "workers": Sweep(
         overrides=f"{TINY} env=sandbox outcome=return", launcher="hydra/launcher=joblib hydra.launcher.n_jobs=2", several=True
     ),
-    "compare": Comparison(overrides=f"{TINY} {SMALL_HOST}", several=True),
+    "compare": Comparison(overrides=f"{TINY} {SMALL_HOST} telemetry.page_hosts=0", several=True),
 }
 """Cases by name. In `diverging`, half of the hosts diverge beside healthy ones; in `workers` and `compare`, two processes work
 for the one that was started."""

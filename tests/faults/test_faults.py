@@ -4,6 +4,7 @@ A few trials of each case; `python -m tests.faults` runs as many as asked.
 """
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,14 @@ from tests.faults.trial import Reference, reference, trial
 
 OPERATIONS = {"window": ("line", "disk", "step"), "growth": ("line", "disk", "epoch"), "compare": ("line",)}
 """Classes of operations at which faults strike, by case. `workers` takes as long as all these, and is left to the command."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_figures() -> Iterator[None]:
+    """Reports without figures, which take most of the time of a report, and on which no number depends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.lab.report.draw", lambda *_: [])
+        yield
 
 
 @pytest.fixture(scope="module", params=OPERATIONS)

@@ -91,7 +91,7 @@ some_loss = st.one_of(
 
 @pytest.mark.parametrize("config", OPTIONS, ids=["watchdog", "strict", "short"])
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_verdicts_match_a_scalar_implementation(config, data):
     hosts, epochs = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 30))
     row = st.lists(some_loss, min_size=hosts, max_size=hosts)

@@ -1,9 +1,8 @@
 """Wrong data of a task is refused in one sentence that names the task and the entry, before a run starts."""
 
-import os
 import re
-import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,8 +22,8 @@ from esper.task.data import IGNORED, Data, TaskError
 from esper.task.images import ImagesConfig
 from esper.task.loading import load_task
 from esper.task.text import TextConfig
+from tests.forked import run_forked
 
-ROOT = Path(__file__).parents[2]
 Change = Callable[[Data], Any]
 
 
@@ -176,7 +175,10 @@ def test_what_is_hardly_meant_warns(change: Change, sentence: str) -> None:
         WrongImages(change=change).build(CNNConfig())
 
 
-def test_the_command_shows_the_warning_once(tmp_path: Path) -> None:
+def test_the_command_shows_the_warning_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(  # as Python has it: pytest records warnings, and a fork would, too
+        warnings, "_showwarnmsg_impl", lambda message: sys.stderr.write(warnings._formatwarnmsg(message))
+    )
     (tmp_path / "raw_digits.py").write_text(
         "from dataclasses import dataclass, replace\n"
         "import esper\n"
@@ -190,10 +192,8 @@ def test_the_command_shows_the_warning_once(tmp_path: Path) -> None:
         "esper.register('task', 'raw', RawConfig)\n"
     )
     small = ["hosts=2", "steps=1", "updates=1", "agent=wait", "telemetry=quiet", "hydra.run.dir=run"]
-    words = [sys.executable, "-m", "esper.train", "plugins=[raw_digits.py]", "task=raw", *small]
-    done = subprocess.run(
-        words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
-    )
+    done = run_forked("esper.train", "plugins=[raw_digits.py]", "task=raw", *small, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert done.stderr.count("warning: train_x has mean 128 and standard deviation 40: hosts learn best from") == 1
 
 

@@ -115,10 +115,17 @@ def test_train_evaluate_and_compare_print_r2(tmp_path):
     """With informed seeds, pretrained hosts, drifts and streamed data along the way."""
     tiny = ["task=diabetes", "hosts=4", "steps=4", "updates=2", "gates.min_training=1", "gates.min_blending=1"]
     tiny += ["blueprint=[mlp_small]", "blueprint.mlp_small.init=informed", "optimiser.learning_rate=0.02"]
+    tiny += ["telemetry.page_hosts=2"]
     drift = ["task.events.kinds=[noise]", "task.events.first=1", "task.events.last=2"]
     pretrained = ["task.pretrain=1", "task.pretrain_pool=2", "task.pretrain_folder=pool"]
     arms = {
-        "squared": ["agent.hidden=8", "agent.minibatches=1", "agent.epochs=1", "devices.auto.resident=false"],
+        "squared": [
+            "agent.hidden=8",
+            "agent.minibatches=1",
+            "agent.epochs=1",
+            "devices.auto.resident=false",
+            "telemetry.page_hosts=0",
+        ],
         "huber": ["agent=random", "task.objective=huber", *drift, *pretrained, "counterfactuals.at_end=[shapley]"],
     }
     done = [run_forked("esper.train", *tiny, *own, f"hydra.run.dir={tmp_path}/{arm}", cwd=tmp_path) for arm, own in arms.items()]

@@ -24,6 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a profiled run of three updates, and what it printed."""
     folder = tmp_path_factory.mktemp("profiled")
     small = ["hosts=4", "steps=3", "updates=3", "task.epoch_samples=128", "task.valid_samples=64", "agent.hidden=8"]
+    small += ["agent.epochs=1", "agent.minibatches=1"]
     shards = [
         "devices.auto.members_per_shard=2",
         "telemetry.writers=[jsonl,console]",

@@ -11,15 +11,17 @@ from esper.telemetry.jsonl import read_records
 from esper.training.interrupt import StopRequest
 from esper.training.resume import find_checkpoint
 
-TINY = ["hosts=4", "steps=3", "updates=3", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8"]
+TINY = ["hosts=4", "steps=3", "updates=3", "telemetry=quiet", "agent.minibatches=2", "agent.epochs=2", "agent.hidden=8"]
+FEW = ["task.epoch_samples=256", "task.valid_samples=100"]
+"""A quarter of the data; the sandbox has none."""
 
 
 def config(*overrides):
-    return check([*TINY, *overrides])
+    return check([*TINY, *([] if "env=sandbox" in overrides else FEW), *overrides])
 
 
 def command(folder, *overrides):
-    return ["esper.train", *TINY, f"hydra.run.dir={folder}", *overrides]
+    return ["esper.train", *TINY, *FEW, f"hydra.run.dir={folder}", *overrides]
 
 
 def untimed(folder):

@@ -186,10 +186,12 @@ def test_the_optimiser_counts() -> None:
 
 
 def test_absurd_whole_numbers_are_answered_at_once() -> None:
-    slow, unnamed = list[str](), list[str]()
+    slow, unnamed, tried = list[str](), list[str](), set[str]()
     for config in configs():
         ready(config)  # loads the data
         keys = [key for _, _, key in whole_numbers(config) if config.agent.buffered or key.startswith("agent")]
+        keys = [key for key in keys if key.startswith("agent") or key not in tried]
+        tried |= {*keys}
         for key in keys:
             for value in (10**9, 2**63):
                 seconds, message = answer(config, key, value)

@@ -137,8 +137,10 @@ def test_other_learners_resume_bit_for_bit_and_are_evaluated(overrides, tmp_path
         assert state["update"] == updates
         return state["agent"]
 
-    run("parts", 1)
-    assert same(run("parts", 2), run("whole", 2))
+    whole = run("whole", 2)
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    find_checkpoint(str(tmp_path / "parts"), "resume").unlink()  # as if killed in its second update
+    assert same(run("parts", 2), whole)
     assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
     assert all(record["policy/first_ratio_error"] < 1e-5 for record in untimed(tmp_path / "parts"))
     evaluation = Evaluation.load(str(tmp_path / "parts"), hosts=2)

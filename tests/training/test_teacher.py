@@ -33,9 +33,9 @@ def bandit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_policy_imitates_the_controller_of_a_run_and_resumes_exactly(bandit: Path, tmp_path: Path) -> None:
     teacher = [f"agent.teacher={bandit}", "agent.imitation=0.5"]
-    whole = run(tmp_path / "whole", *teacher, "updates=4")
+    whole = run(tmp_path / "whole", *teacher, "updates=4", "checkpoints.keep=9")
     assert imitated(whole) == [True, True, False, False]
-    run(tmp_path / "parts", *teacher, "updates=4", "checkpoints.keep=9")
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     forget(tmp_path / "parts", 2, 3, 4)
     parts = run(tmp_path / "parts", *teacher, "updates=4", "checkpoints.keep=9")
     assert parts == whole
