@@ -322,7 +322,7 @@ def test_the_study_of_transfer_to_other_data_tells_its_numbers():
         ends = f"{one.low:.1f} to {one.high:.1f}"
         assert f"{abs(one.mean):.1f} ({ends}): {verdict}" in text
         assert ends in log
-    assert f"({ppo.low:.1f}) misses the preset limit of -{study['MARGIN']:.0f}" in page_of(WORLDS)
+    assert f"({ppo.low:.1f}) misses the limit of -{study['MARGIN']:.0f} that was set beforehand" in page_of(WORLDS)
     behind = study["difference"](table, "forest", "ppo")
     assert f"PPO {behind.mean:.1f} less than the forest ({behind.low:.1f} to {behind.high:.1f}" in text.replace("\n", " ")
 

@@ -41,13 +41,10 @@ OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cach
 
 _KEYS = {field.name for field in fields(Config)} - {*GROUPS}
 """Root keys that are no groups: Hydra need not look for their options."""
-
 _PLAIN = re.compile(r"[\w./+@%-]+")
 """Texts that Hydra reads unquoted."""
-
 JOBS_PER_CORE = 4
 """Maximum number of processes of a sweep per core: joblib starts all of them at once."""
-
 RUNS = 10_000
 """Maximum number of runs of a sweep; each is checked before the first one starts."""
 
