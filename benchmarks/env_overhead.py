@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few hosts and epochs: checks the script, measures nothing")
     given = parser.parse_args()
     if given.quick:
-        given.hosts, given.epochs = 3, 3
+        given.hosts, given.epochs = 2, 2
     torch.set_num_threads(1)
     env = make(given.hosts, given.epochs)
     names = [given.only] if given.only else [given.way, "bare"]

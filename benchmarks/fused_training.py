@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few hosts for one epoch: checks the script, measures nothing")
     given = parser.parse_args()
     if given.quick:
-        given.hosts, given.epochs, given.rounds = 3, 1, 2
+        given.hosts, given.epochs, given.rounds = 2, 1, 1
     if given.threads:
         torch.set_num_threads(given.threads)
     task = DigitsConfig().build(CNNConfig())
