@@ -20,7 +20,6 @@ from tests.reference_host import float64, grown  # noqa: F401  (fixtures)
 
 torch.set_num_threads(1)
 compose_once()
-
 os.environ.pop("HYDRA_FULL_ERROR", None)  # with it, mistakes show their traceback instead of one sentence
 
 

@@ -1,8 +1,10 @@
 """Configs in checkpoints: their plain form, and which keys may change when a run is resumed."""
 
 import pytest
+from omegaconf import OmegaConf
 
-from esper.config import ConfigError
+from esper.config import GROUPS, ConfigError
+from esper.training import config_io
 from esper.training.config_io import difference, from_plain, resumed, to_plain
 from tests.training.small_run import config
 
@@ -42,3 +44,12 @@ def test_interpolations_in_a_saved_config_are_not_resolved(monkeypatch):
     plain["values"]["task"]["split_seed"] = "${oc.env:SECRET}"
     with pytest.raises(ConfigError, match=r"the interpolation task\.split_seed=\$\{oc\.env:SECRET\}, which Esper never"):
         from_plain(plain)
+
+
+def test_values_are_those_of_omegaconf():
+    needed = {"custom": {"path": "module:Host"}}
+    for options in GROUPS.values():
+        for name, kind in options.items():
+            node = kind(**needed.get(name, {}))
+            theirs = OmegaConf.to_container(OmegaConf.structured(node), enum_to_str=True)
+            assert repr(config_io._plain(node)) == repr(theirs), name  # members of a StrEnum equal strings, but look otherwise
