@@ -2,7 +2,9 @@
 
 # N hosts, S slots, K blueprints, V values of all parameter heads, T steps
 
+import math
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,14 +123,20 @@ def play(agent: PPO, env: ToyEnv, *, greedy: bool = False, always_init: bool = F
     return rollout
 
 
-def learn(env: ToyEnv, updates: int, *, seed: int = 0, kind: type[PPOConfig] = PPOConfig, **config: Any) -> PPO:
-    """Return a small policy after a number of updates."""
+def learn(
+    env: ToyEnv, updates: int, *, seed: int = 0, kind: type[PPOConfig] = PPOConfig, until: float = math.inf, **config: Any
+) -> PPO:
+    """Return a small policy after a number of updates, or as soon as its mean return is above `until`."""
     torch.set_num_threads(1)
     small = replace(kind(hidden=16, slot_width=16, learning_rate=1e-2, minibatches=2), **config)
     agent = small.build(env.spec, seed=seed)
     generator = torch.Generator().manual_seed(seed)
+    judge = copy(env)
+    judge.rng = np.random.default_rng(99)  # so that judging changes nothing in the training
     for update in range(updates):
         agent.update(play(agent, env), progress=update / updates, generator=generator)
+        if until < math.inf and update % 5 == 4 and mean_return(agent, judge) > until:
+            break
     return agent
 
 

@@ -68,11 +68,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
     return untimed(cwd / "run")
 
 
-@pytest.mark.parametrize(
-    ("kind", "owner", "name"), [("torch", NormBranch, "forward"), ("numpy", Shard, "validate"), ("gpu", Shard, "train_epoch")]
-)
+@pytest.mark.parametrize(("kind", "owner", "name"), [("torch", NormBranch, "forward"), ("numpy", Shard, "validate")])
 def test_a_run_without_memory_resumes_to_equal_numbers(tmp_path, monkeypatch, whole, kind, owner, name) -> None:
-    """Memory runs out in the third update: in a seed, in a measurement, in training."""
+    """Memory runs out in the third update: in a seed, in a measurement."""
     allocate, where = GENUINE[kind]
     real = getattr(owner, name)
 

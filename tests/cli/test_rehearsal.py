@@ -22,6 +22,8 @@ import json, sys
 from esper.cli import rehearsal
 rehearsal.stand_in()
 from esper.cli.overrides import check
+from tests.composed import compose_once
+compose_once()
 def answer(overrides):
     try:
         check(overrides.split())

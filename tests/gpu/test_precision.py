@@ -30,6 +30,8 @@ def environment_in(precision: str, world: str, folder: Path, *more: str):
 @pytest.mark.parametrize("world", WORLDS)
 def test_hosts_learn_in_half_precision_what_they_learn_in_single(world: str, precision: str, tmp_path: Path) -> None:
     fewer = [] if GPU else ["steps=5", "task.epoch_samples=128", "task.valid_samples=48"]
+    if world == "transformer" and not GPU:  # which emulates bf16
+        fewer = ["steps=4", "task.epoch_samples=64", "task.valid_samples=16"]
     single, half = (grown(world, environment_in(one, world, tmp_path, *fewer)) for one in ("fp32", precision))
     assert single[-1].mean() < single[0].mean() or world == "deployed"
     assert (single != half).any()

@@ -262,6 +262,7 @@ def test_help_lists_keys_and_outcomes(capsys: pytest.CaptureFixture[str]) -> Non
     assert all(name in page for name in (*OUTCOMES, *C.CompareConfig.__dataclass_fields__))
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_full_disk_is_one_sentence(
     experiment: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

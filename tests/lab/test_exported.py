@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ from esper.seeds.bank import seed_module
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.training.trainer import Trainer
 
+Writer = Callable[[str, str], tuple[Path, float]]
+
 READ = {
     "pytorch": "from network import load; network = load()",
     "export": "network = torch.export.load('network.pt2').module()",
@@ -44,7 +48,6 @@ for folder, code in ast.literal_eval(sys.argv[1]):
     names = {"torch": torch}
     exec(code, names)
     torch.save(names["network"](torch.load("samples.pt")), "outputs.pt")
-    os.chdir("..")
     assert not [name for name in sys.modules if name.split(".")[0] == "esper"], folder
 """
 """Reads networks in one process, the formats without a library first."""
@@ -81,31 +84,40 @@ def grown(kind: str) -> tuple[GrownNetwork, Tensor]:
     return GrownNetwork(host, branches, seeds), samples
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Writer:
+    """Return a function that writes a network once, and returns the folder and the error of its outputs."""
+
+    @cache
+    def write(kind: str, form: str) -> tuple[Path, float]:
+        (network, samples), folder = grown(kind), tmp_path_factory.mktemp(f"{kind}_{form}")
+        return folder, exported.write(network, samples, folder, form, {"host": 3})
+
+    return write
+
+
 @pytest.mark.parametrize("form", exported.FORMATS)
 @pytest.mark.parametrize("kind", HOSTS)
-def test_files_compute_the_same_without_esper(kind: str, form: str, tmp_path: Path) -> None:
+def test_files_compute_the_same_without_esper(kind: str, form: str, written: Writer) -> None:
     pytest.importorskip(NEEDS[form], reason="pip install -e '.[export]'")
-    network, samples = grown(kind)
-    assert exported.write(network, samples, tmp_path, form, {"host": 3}) <= exported.TOLERANCE
-    assert json.loads((tmp_path / "topology.json").read_text()) == {"host": 3}
+    folder, error = written(kind, form)
+    assert error <= exported.TOLERANCE
+    assert json.loads((folder / "topology.json").read_text()) == {"host": 3}
 
 
-def test_a_process_that_never_imports_esper_reads_them(tmp_path: Path) -> None:
+def test_a_process_that_never_imports_esper_reads_them(written: Writer, tmp_path: Path) -> None:
     cases = [(kind, form) for kind in HOSTS for form in READ if find_spec(NEEDS[form]) and (kind == "cnn" or form == "pytorch")]
-    expected: dict[str, Tensor] = {}
+    code, expected = list[tuple[str, str]](), dict[str, Tensor]()
     for kind, form in cases:
-        network, samples = grown(kind)
-        folder = tmp_path / f"{kind}_{form}"
-        folder.mkdir()
-        exported.write(network, samples, folder, form, {})
+        (network, samples), (folder, _) = grown(kind), written(kind, form)
+        code.append((str(folder), READ[form]))
         torch.save(samples, folder / "samples.pt")
         with torch.no_grad():
-            expected[folder.name] = network(samples)
-    code = [(f"{kind}_{form}", READ[form]) for kind, form in cases]
+            expected[str(folder)] = network(samples)
     done = subprocess.run([sys.executable, "-c", READER, repr(code)], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     for name, outputs in expected.items():
-        assert torch.allclose(torch.load(tmp_path / name / "outputs.pt"), outputs, atol=1e-5), name
+        assert torch.allclose(torch.load(Path(name) / "outputs.pt"), outputs, atol=1e-5), name
 
 
 def test_seeds_take_part() -> None:

@@ -93,6 +93,7 @@ def test_an_untouched_copy_is_accepted(experiment: Path, tmp_path: Path) -> None
     assert all(records_of(run) for run in find_runs([copy]) if run.finished)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_what_is_gone_or_was_added_is_named(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(experiment, copy, ignore=shutil.ignore_patterns("comparison*", "looks*"))

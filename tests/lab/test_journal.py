@@ -143,6 +143,9 @@ def test_other_settings_and_other_checkpoints_have_other_journals(tmp_path, fold
             paths.add(self.path.name)
 
     monkeypatch.setattr(evaluate, "Journal", Kept)
+    monkeypatch.setattr(evaluate, "_evaluate", lambda evaluation, _: evaluation.env.close())
+    for name in ("_display", "_write", "write_page"):
+        monkeypatch.setattr(evaluate, name, lambda *_, **__: None)
     run = shutil.copytree(folder, tmp_path / "run")
     ordinary = [f"checkpoint={run}", "hosts=2", "controllers=[wait]"]
     first = f"checkpoint={run}/checkpoints/checkpoint_000000.pt"

@@ -25,7 +25,7 @@ from esper.lab.design import Cell, design
 from esper.lab.launch import CellSweeper, cores_each, end_with_parent, run_context
 from esper.lab.ray_launcher import RayLauncher
 from tests.forked import run_forked
-from tests.outside.example import GROW, LEARN, TINY, install
+from tests.outside.example import GROW, LEARN, TINY, beside
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "launchers"
@@ -146,7 +146,7 @@ ROOT_SEED = 1
 SMALL = {
     "joblib": ["hydra.launcher.n_jobs=2"],
     "slurm": ["hydra.launcher.cpus_per_task=1", "hydra.launcher.gpus_per_node=0"],
-    "ray": ["hydra.launcher.cpus=1"],
+    "ray": [f"hydra.launcher.cpus={min(2, os.cpu_count() or 1)}"],  # on two cores one run after the other, in one process
 }
 """Launcher -> overrides for a small machine."""
 
@@ -154,7 +154,7 @@ SMALL = {
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The parts of examples/plugin, which the workers of all launchers must find."""
-    return install(tmp_path_factory.mktemp("example"))
+    return beside(tmp_path_factory.mktemp("example"))
 
 
 def environment(site: Path, home: Path) -> dict[str, str]:

@@ -47,6 +47,16 @@ def hosts(evaluation: Evaluation) -> HostSearch:
     return HostSearch(evaluation)
 
 
+@pytest.fixture(scope="module")
+def two_kinds(tmp_path_factory: pytest.TempPathFactory) -> HostSearch:
+    """A search with two blueprints, so that every schedule of one seed is soon tried."""
+    folder = tmp_path_factory.mktemp("two")
+    small = ["hosts=2", f"steps={STEPS}", "updates=1", "task.epoch_samples=128", "task.valid_samples=100"]
+    small += ["telemetry=quiet", "agent=wait", "slots.max_seeds=2", "blueprint=[norm,conv_heavy]"]
+    Trainer(check(small), folder).run()
+    return HostSearch(Evaluation.load(str(folder), hosts=2))
+
+
 # ---- halving, on curves that nobody trained
 
 curves = st.integers(1, 40).flatmap(
@@ -159,9 +169,9 @@ def test_the_curves_of_a_training_end_with_its_outcomes(evaluation: Evaluation, 
     assert len(training.training_TN) == STEPS
 
 
-def test_enumeration_tries_every_single_seed_and_nothing(hosts: HostSearch) -> None:
-    found, _ = hosts.enumerate(0)
-    spec = hosts.env.layout
+def test_enumeration_tries_every_single_seed_and_nothing(two_kinds: HostSearch) -> None:
+    found, _ = two_kinds.enumerate(0)
+    spec = two_kinds.env.layout
     assert len(found) == 1 + spec.num_slots * len(spec.blueprint_names)
     grown = [tuple((seed["slot"], seed["blueprint"]) for seed in training.outcomes.kept[0]) for training in found]
     assert len({*grown}) == len(found)
@@ -190,8 +200,8 @@ def test_a_static_net_has_its_seed_from_initialisation(folder: Path) -> None:
     env.close()
 
 
-def test_static_nets_are_searched_like_schedules(hosts: HostSearch) -> None:
-    static, incubated = hosts.static_nets(0)[0], hosts.enumerate(0)[0]
+def test_static_nets_are_searched_like_schedules(two_kinds: HostSearch) -> None:
+    static, incubated = two_kinds.static_nets(0)[0], two_kinds.enumerate(0)[0]
     assert static[0].outcomes.lists() == incubated[0].outcomes.lists(), "nothing is planted"
     for one, other in zip(static[1:], incubated[1:], strict=True):
         assert one.outcomes.kept == other.outcomes.kept

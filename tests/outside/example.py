@@ -36,3 +36,13 @@ def install(folder: Path) -> Path:
     done = subprocess.run([*pip, "--target", str(site), str(copy)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return site
+
+
+def beside(folder: Path) -> Path:
+    """Put the package where pip would, with what the import system reads of it, and return that place; pip takes seconds."""
+    site = Path(shutil.copytree(SOURCE / "src", folder / "site", ignore=shutil.ignore_patterns("__pycache__")))
+    about = site / "esper_example-0.1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: esper-example\nVersion: 0.1.0\n")
+    (about / "entry_points.txt").write_text("[esper.parts]\nesper_example = esper_example\n")
+    return site

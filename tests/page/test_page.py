@@ -112,9 +112,10 @@ def test_the_page_shows_the_hosts_that_were_asked_for(folder: Path, tmp_path: Pa
         write_trace(trace_of_evaluation(copy, 2, 2, name), few)
     shutil.copy(trace_of_evaluation(copy, 2, 4, "policy"), trace_of_evaluation(copy, 2, 6, "policy"))
     assert "on 2 held-out hosts (mean" in page(hosts=2)
-    assert "on 4 held-out hosts (mean" in page(), "which are those of the run"
+    whole = page()
+    assert "on 4 held-out hosts (mean" in whole, "which are those of the run"
     assert "on 4 held-out hosts (mean" in page(hosts=0), "6 hosts lack the trace of never growing"
-    assert f"python -m esper.evaluate checkpoint='{copy}' schedules=true" in unescape(page())
+    assert f"python -m esper.evaluate checkpoint='{copy}' schedules=true" in unescape(whole)
     shutil.rmtree(copy / "trace")
     assert f"<code>python -m esper.report '{copy}'</code> grows them" in unescape(page(hosts=0))
 

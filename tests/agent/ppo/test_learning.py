@@ -67,7 +67,7 @@ class TwoSteps(ToyEnv):
 
 def test_delayed_credit_reaches_the_parameter_head() -> None:
     env = TwoSteps(make_spec(hosts=64, steps=2), np.random.default_rng(0))
-    assert mean_return(learn(env, 40), env) > 0.95
+    assert mean_return(learn(env, 40, until=0.98), env) > 0.95
 
 
 class Memory(ToyEnv):
@@ -95,7 +95,7 @@ def test_the_lstm_remembers_within_an_episode_only() -> None:
     """A cue in step 0, and the choice it is for in step 7."""
     spec = make_spec(hosts=64, steps=8, slots=1, blueprints=1)
     env = Memory(spec, np.random.default_rng(0))
-    agent = learn(env, 40)
+    agent = learn(env, 40, until=0.98)
     assert mean_return(agent, env) > 0.95
     assert np.mean([mean_return(agent, env, always_init=True) for _ in range(8)]) < 0.65
     without = learn(env, 10, kind=PPOMLPConfig)
@@ -105,7 +105,7 @@ def test_the_lstm_remembers_within_an_episode_only() -> None:
 def test_memory_crosses_chunks() -> None:
     """The last two steps learn to read what four steps before them left behind, though no gradient asked for it."""
     env = Memory(make_spec(hosts=64, steps=6, slots=1, blueprints=1), np.random.default_rng(0))
-    assert mean_return(learn(env, 30, chunk=2), env) > 0.95
+    assert mean_return(learn(env, 30, chunk=2, until=0.98), env) > 0.95
 
 
 class Rollback(ToyEnv):
