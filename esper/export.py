@@ -24,6 +24,7 @@ from esper.lab.exported import FORMATS, write
 from esper.lab.regrow import regrow
 from esper.notices import StatusLine, heard_by, notice
 from esper.ranges import check_ranges
+from esper.training.config_io import from_plain
 from esper.training.resume import load_found, may_hold_checkpoint, run_of
 from esper.training.run_folder import EXPORT, files_of, writing_reports
 
@@ -116,6 +117,8 @@ def write_policy(checkpoint: str) -> None:
         folder = run / EXPORT / f"policy_{state['update']:06d}"
         write_bundle(path, state, folder)
         program = export_program(folder)
+    if path.parent.name == CHECKPOINTS:
+        from_plain(state["config"]).telemetry.attach(run, files_of(folder))
     notice()
     print(f"policy: {folder}")
     print(f"program: {program}" if program else "no policy.pt2, since this agent has no network")

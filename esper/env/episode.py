@@ -22,6 +22,7 @@ from esper.reward.audit import Auditor
 from esper.reward.signals import StepSignals
 from esper.reward.table import SHAPING
 from esper.task.events import Event
+from esper.task.kinds import condensed
 
 _NOT_IN_TAGS = re.compile(r"[^a-z0-9_]+")
 
@@ -179,7 +180,8 @@ class Episode(EpisodeRecord):
 
     def _seeds(self) -> dict[str, float]:
         """Return the statistics of seeds by blueprint, by slot and by kind of host."""
-        found = grouped(self.log.seeds, self.blueprints, self.slots, self.instance)
+        kinds = [condensed(kind) for kind in self.instance]
+        found = grouped(self.log.seeds, self.blueprints, self.slots, kinds)
         return {
             f"seeds_{what}/{group}_{tag_name(name)}": value
             for (group, name), stats in found.items()

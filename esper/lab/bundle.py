@@ -16,6 +16,7 @@ from esper.config import ConfigError
 from esper.env.actions import PARAMETER_HEADS, VALUES, EnvSpec, Head, HeadsConfig, Op
 from esper.lab.card import model_card
 from esper.lab.evaluation import Evaluation
+from esper.lab.exported import save_program
 from esper.lab.regrow import own_threads
 from esper.training import provenance
 from esper.training.config_io import from_plain
@@ -127,7 +128,7 @@ def export_program(folder: Path) -> Path | None:
     hosts = Dim("hosts", min=1)
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # of the exporter, on how PyTorch's LSTM keeps its weights
         exported = torch.export.export(program.eval(), example, dynamic_shapes=tuple({0: hosts} for _ in example))
-        torch.export.save(exported, folder / "policy.pt2")
+        save_program(exported, folder / "policy.pt2")
         loaded: Any = torch.export.load(folder / "policy.pt2").module()
         generator = torch.Generator().manual_seed(0)
         inputs = [torch.rand(9, *one.shape[1:], generator=generator).to(one.dtype) for one in example]
@@ -160,7 +161,7 @@ def _largest_evaluation(run: Path, updates: int) -> dict[str, Any] | None:
     saved = run.glob("evaluation.json") if (run / POLICY).exists() else ()
     for path in [*saved, *sorted(run.glob(f"evaluation_{updates:06d}_*.json"), key=lambda path: path.stat().st_mtime)]:
         try:
-            report = json.loads(path.read_text())
+            report = json.loads(path.read_text(encoding="utf-8"))
             if "transfer" not in report and any(row["controller"] == "policy" for row in report["rows"]):
                 kept = {name: part for name, part in report.items() if name != "hosts"}
                 found[int(report["settings"]["hosts"])] = kept

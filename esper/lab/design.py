@@ -208,7 +208,7 @@ class Design:
         """
         path = folder / FILE
         try:
-            plain = json.loads(path.read_text())
+            plain = json.loads(path.read_text(encoding="utf-8"))
             digest = plain.pop("sha256")
             found = Design(**plain | {"plan": AnalysisPlan(**plain["plan"])})
             if not found.well_formed():
@@ -367,7 +367,7 @@ def typed_overrides(overrides: Sequence[str]) -> str:
 def _launcher(folder: Path) -> list[str]:
     """Return the overrides of Hydra's launcher with which the experiment in a folder was last started, as Hydra recorded them."""
     try:
-        typed = yaml.safe_load((folder / "multirun.yaml").read_text())["hydra"]["overrides"]["hydra"]
+        typed = yaml.safe_load((folder / "multirun.yaml").read_text(encoding="utf-8"))["hydra"]["overrides"]["hydra"]
     except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError):  # no record: runs then follow one another
         return []
     return [override for override in typed if override.startswith(("hydra/launcher=", "hydra.launcher."))]

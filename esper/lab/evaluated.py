@@ -179,6 +179,6 @@ def write_new(folder: Path, stem: str, report: Mapping[str, Any]) -> Path:
         if not path.exists():
             write_whole(path, text)
             return path
-        if path.read_text() == text:
+        if path.read_text(encoding="utf-8") == text:
             return path
         number += 1

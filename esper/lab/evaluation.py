@@ -26,7 +26,6 @@ from esper.env.actions import EnvSpec
 from esper.env.base import Environment, EpisodeRecord
 from esper.env.episode import Episode
 from esper.lab.journal import Journal
-from esper.lab.kinds import condensed
 from esper.lab.metered import Metered
 from esper.lab.progress import Progress
 from esper.lifecycle.gates import GatesConfig
@@ -34,6 +33,7 @@ from esper.lifecycle.roles import Fossils, Incubation
 from esper.lifecycle.slots import GATES, Isolation
 from esper.stats.intervals import UNKNOWN, mean_interval
 from esper.task.instances import Split
+from esper.task.kinds import condensed
 from esper.training.config_io import from_plain
 from esper.training.environment import build_env
 from esper.training.estimate import check_memory

@@ -2,6 +2,7 @@
 
 # B batch
 
+import io
 import json
 import warnings
 from collections.abc import Callable, Mapping
@@ -93,13 +94,26 @@ def _written(text: str, folder: Path) -> dict[str, Any]:
 def write_pytorch(program: ExportedProgram, folder: Path) -> Callable[[Tensor], Tensor]:
     """Write `network.py` and `weights.pt`, and return the network as these files give it."""
     text, state = source(program)
-    torch.save(state, folder / "weights.pt")
+    weights = io.BytesIO()  # torch reports a full disk as an internal error
+    torch.save(state, weights)
+    write_whole(folder / "weights.pt", weights.getvalue())
     return _written(text, folder)["load"](folder)
+
+
+def save_program(program: ExportedProgram, path: Path) -> None:
+    """Write a program for `torch.export.load`.
+
+    Raises:
+        DiskError: writing failed.
+    """
+    written = io.BytesIO()
+    torch.export.save(program, written)
+    write_whole(path, written.getvalue())
 
 
 def write_export(program: ExportedProgram, folder: Path) -> Callable[[Tensor], Tensor]:
     """Write `network.pt2`, for `torch.export.load`, and return the network as it gives it."""
-    torch.export.save(program, folder / "network.pt2")
+    save_program(program, folder / "network.pt2")
     module: Any = torch.export.load(folder / "network.pt2").module()
     return module
 
@@ -107,11 +121,11 @@ def write_export(program: ExportedProgram, folder: Path) -> Callable[[Tensor], T
 def write_safetensors(program: ExportedProgram, folder: Path) -> Callable[[Tensor], Tensor]:
     """Write `network.py` and `weights.safetensors`, and return the network with these weights."""
     try:
-        from safetensors.torch import load_file, save_file
+        from safetensors.torch import load_file, save
     except ImportError as error:
         raise ConfigError("format=safetensors needs safetensors: pip install -e '.[export]'") from error
     text, state = source(program)
-    save_file(state, folder / "weights.safetensors")
+    write_whole(folder / "weights.safetensors", save(state))
     return _written(text, folder)["Network"](load_file(folder / "weights.safetensors")).eval()
 
 
@@ -122,18 +136,18 @@ def write_onnx(program: ExportedProgram, folder: Path) -> Callable[[Tensor], Ten
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of deprecated calls within its libraries
-            torch.onnx.export(
+            made = torch.onnx.export(
                 program,
                 (),
-                folder / "network.onnx",
                 input_names=["x"],
                 output_names=["outputs"],
                 dynamic_shapes=({0: "batch"},),  # the name of the dimension
                 verbose=False,
-                external_data=False,
             )
     except ImportError as error:
         raise ConfigError("format=onnx needs onnx, onnxscript and onnxruntime: pip install -e '.[export]'") from error
+    assert made is not None
+    write_whole(folder / "network.onnx", made.model_proto.SerializeToString())
     session: Any = onnxruntime.InferenceSession(str(folder / "network.onnx"), providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
@@ -148,7 +162,7 @@ def write(network: nn.Module, samples: Tensor, folder: Path, form: str, about: M
 
     Args:
         network: module in evaluation mode, on the CPU.
-        samples: at least three samples to compare outputs on.
+        samples: samples to compare outputs on.
         folder: folder of the files, created if it is missing; not left behind empty.
         form: name of the format.
         about: content of `topology.json`.
@@ -159,7 +173,7 @@ def write(network: nn.Module, samples: Tensor, folder: Path, form: str, about: M
     missing = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        again = FORMATS[form](captured(network, samples[:2]), folder)
+        again = FORMATS[form](captured(network, samples[[0, -1]]), folder)
     except BaseException:
         if missing and not any(folder.iterdir()):
             folder.rmdir()

@@ -275,7 +275,7 @@ def _page(found: Comparison, drawings: Sequence[Drawing], command: str) -> str:
     """Return the report as HTML, with the figures inside."""
     outcome, sentences = in_terms_of(found.score, found.outcome.label), found.sentences()
     count = 1 if found.deviations else max(1, len(found.results[found.config.outcome]))  # without results, a sentence says so
-    page = PAGE.from_string((Path(__file__).parent / "report.html").read_text())
+    page = PAGE.from_string((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
     return page.render(
         title=f"{', '.join(arm for arm in found.arms if arm != AA_CONTROL)}: {' '.join([outcome, *found.overrides])}",
         verdicts=sentences[:count],

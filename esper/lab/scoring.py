@@ -24,11 +24,11 @@ from esper.env.shard_pool import available_cores, limit_cores
 from esper.growth.objective import Objective
 from esper.lab.design import fingerprint
 from esper.lab.evaluation import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
-from esper.lab.kinds import condensed
 from esper.lab.launch import end_with_parent
 from esper.lab.per_host import PREFIX, HostSearch
 from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, TRAINING, Run, is_chosen, records_of
 from esper.plugins import load_plugins, named_plugins
+from esper.task.kinds import condensed
 from esper.telemetry.text import counted, duration
 from esper.training.config_io import flat, from_plain, to_plain
 from esper.training.provenance import versions
@@ -288,7 +288,7 @@ def unseen_kinds(runs: Sequence[Run], scoring: Scoring) -> list[str]:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {RESCORE}") from error
 

@@ -12,6 +12,7 @@ from esper.lab.evaluation import POLICIES
 from esper.lab.runs import Run
 from esper.lab.scoring import Scoring
 from esper.measure.seed_log import Seed, SeedStats, grouped
+from esper.task.kinds import condensed
 
 
 def host_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
@@ -77,7 +78,7 @@ def grown(hosts: pd.DataFrame, seeds: pd.DataFrame) -> dict[str, dict[tuple[str,
             )
             for row in chosen.itertuples()
         ]
-        found[arm] = grouped(listed, blueprints, slots, own["kind"].tolist())
+        found[arm] = grouped(listed, blueprints, slots, [condensed(kind) for kind in own["kind"]])
     return found
 
 

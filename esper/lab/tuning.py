@@ -88,7 +88,7 @@ class Tuning:
 
     def _load(self, path: Path) -> None:
         try:
-            state = json.loads(path.read_text())
+            state = json.loads(path.read_text(encoding="utf-8"))
             if state.pop("sha256") != fingerprint(state):
                 raise ValueError
             trials = [Trial(**trial) for trial in state.pop("trials")]

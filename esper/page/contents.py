@@ -296,7 +296,7 @@ def _anomalies(folder: Path) -> list[str]:
     path = folder / "events.jsonl"
     if not path.exists():
         return []
-    records = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
     found = [record for record in records if record.get("event") == "anomaly"]
     return [f"update {one['update']}: {one['kind'].replace('_', ' ')}: {one['meaning']}; {one['remedy']}" for one in found]
 

@@ -30,7 +30,7 @@ def costs_of(folder: Path) -> dict[str, Any]:
     """
     path = folder / "costs.json"
     try:
-        found = json.loads(path.read_text()) if path.exists() else {}
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
         raise FileError(f"{path} is damaged: move it away, and resume= writes a new one") from error
     if not isinstance(found, dict):

@@ -77,7 +77,7 @@ def evaluations(folder: Path) -> list[Evaluated]:
     found: list[tuple[int, float, Evaluated]] = []
     for path in folder.glob("evaluation_*.json"):
         with suppress(OSError, ValueError):
-            report = json.loads(path.read_text())
+            report = json.loads(path.read_text(encoding="utf-8"))
             if (match := _NAME.fullmatch(path.stem)) and report.get("hosts") and not report.get("transfer"):
                 figure = path.with_suffix(".svg")
                 one = Evaluated(

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.lab.evaluation import ORACLE, POLICIES, REPLAY
-from esper.lab.kinds import PASSES, STAYS, condensed
 from esper.lab.per_host import PREFIX
 from esper.stats.intervals import Interval, mean_interval
+from esper.task.kinds import PASSES, STAYS, condensed
 from esper.telemetry.text import counted, percent
 from esper.telemetry.traces import Table
 

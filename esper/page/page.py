@@ -9,8 +9,10 @@ from typing import Any
 
 import jinja2
 
-from esper.checkpoint import DiskError, FileError, Notice, write_whole
+from esper.checkpoint import Notice, write_whole
+from esper.cli.command import USER_ERRORS
 from esper.config import CHECKPOINTS, Config, ConfigError
+from esper.memory import memory_shortage
 from esper.notices import notice
 from esper.page.contents import gather
 from esper.page.held_out import trace_held_out, untraced
@@ -36,7 +38,8 @@ _TEMPLATES = jinja2.Environment(
 
 def shown_hosts(config: Config) -> int:
     """Return how many held-out hosts the page of a run shows by default."""
-    return min(config.telemetry.page_hosts or HOSTS, max(2, config.hosts))
+    places = config.cluster.num_workers * len(config.devices)  # each has at least one host
+    return min(max(config.telemetry.page_hosts or HOSTS, places), max(2, config.hosts))
 
 
 def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], None] = print) -> Path:
@@ -76,7 +79,7 @@ def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], N
 
 def page_at_the_end(folder: Path, *, lead: str = "") -> None:
     """Write the page of a run that has just ended, and print its place; a page that cannot be written is a warning, since the run
-    itself is complete.
+    itself is complete. So is a held-out host that cannot be trained, or a lack of memory.
 
     Args:
         folder: folder of the run.
@@ -89,9 +92,13 @@ def page_at_the_end(folder: Path, *, lead: str = "") -> None:
         page = write_page(folder, log=notice)
         notice()
         print(f"{lead}page: {page}", flush=True)
-    except (ConfigError, FileError, DiskError) as error:
+    except Exception as error:
+        why = str(error) if isinstance(error, USER_ERRORS) else memory_shortage(error)
+        if why is None:
+            raise
+        notice()
         again = f"python -m esper.report {shlex.quote(str(folder))} tries again"
-        warnings.warn(f"{PAGE} was not written: {error}; {again}", Notice, stacklevel=2)
+        warnings.warn(f"{PAGE} was not written: {why}; {again}", Notice, stacklevel=2)
 
 
 def _announcement(folder: Path, state: Mapping[str, Any]) -> str:
@@ -108,4 +115,4 @@ def _announcement(folder: Path, state: Mapping[str, Any]) -> str:
 
 
 def _source(name: str) -> str:
-    return (Path(__file__).parent / name).read_text()
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esper.lab.kinds import condensed
 from esper.measure.seed_log import NONE, SeedLog, Slots, grouped
+from esper.task.kinds import condensed
 from esper.telemetry.pictures import slots_of
 from esper.telemetry.seed_table import rows_of
 from esper.telemetry.traces import Table

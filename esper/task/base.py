@@ -152,7 +152,7 @@ class TaskConfig:
     def drifted(self, kind: str, data: Data) -> Data:
         """Return the data after a drift of this kind."""
         drifted = self.drifts[kind](data, stream(self.split_seed, "drift", kind))
-        check_samples(drifted, self.samples, self.batch_size, numbers=self.build_objective().numbers)
+        check_samples(drifted, self.samples, self.batch_size, numbers=self.build_objective().numbers, warn=False)
         return drifted
 
     def draw_classes(self, name: Name, num_classes: int) -> tuple[int, ...] | None:
@@ -221,8 +221,12 @@ class Task:
         share_K = class_shares(view.timetable, epoch, data.num_classes, self.config.events.replay)
         if share_K is None or data.domains is None:
             return view.samples
-        present = (data.domains.train_rank < torch.from_numpy(share_K)[data.train_y.long()]).numpy()
-        return np.flatnonzero(present) if view.samples is None else view.samples[present[view.samples]]
+        samples = np.arange(len(data.train_y)) if view.samples is None else view.samples
+        rank, share = data.domains.train_rank[samples], torch.from_numpy(share_K)[data.train_y[samples].long()]
+        present = rank < share
+        if not present.any():  # as many as the share asks for are none: one is left
+            present[torch.where(share > 0, rank, rank + 1).argmin()] = True
+        return samples[present.numpy()]
 
     def host(self, root: int, split: Split, episode: int, index: int) -> nn.Module:
         """Return the newborn host of this name; equal arguments give an equal instance and equal initial weights."""

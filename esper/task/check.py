@@ -24,13 +24,14 @@ FAR_MEAN, FAR_STD = 3.0, 10.0
 """Absolute mean, and standard deviation, above which inputs were probably not scaled."""
 
 
-def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: bool = False) -> None:
+def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: bool = False, warn: bool = True) -> None:
     """Check the three parts of the data of a task.
 
     Args:
         layout: layout of a sample.
         batch_size: samples per optimiser step.
         numbers: if true, targets are numbers, not classes.
+        warn: if true, warn of likely mistakes. A drift is meant to change data.
 
     Raises:
         DataError: an entry is missing, has another form, or holds values that nobody can learn from.
@@ -55,7 +56,7 @@ def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: boo
             _check_numbers(f"{part}_y", y, (len(x),))
         else:
             _check_targets(f"{part}_y", y, tuple(x.shape) if layout is Layout.SEQUENCES else (len(x),), data.num_classes)
-    for mistake in mistakes(data, layout, numbers=numbers):
+    for mistake in mistakes(data, layout, numbers=numbers) if warn else ():
         warnings.warn(mistake, Notice, stacklevel=2)
     if len(data.train_x) < batch_size:
         raise DataError(

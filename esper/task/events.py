@@ -179,12 +179,19 @@ class EventsConfig:
                 f"task.events.count={most} needs {needed} host epochs from task.events.first to task.events.last, and there are "
                 f"{self.last - self.first}: raise last, or lower count, gap, ramp or lasts"
             )
-        one_kind = most > 1 and 1 in (self.recurs, len(self.kinds)) and 0 in self.lasts
-        if one_kind and not set(self.kinds) <= set(CLASSES):
+        if 0 in self.lasts and self._repeats():
             raise ValueError(
                 "task.events.lasts=0 is forever, and a second event of the same kind would change nothing: list more kinds in "
-                "task.events.kinds, raise task.events.recurs, or leave 0 out of task.events.lasts"
+                "task.events.kinds, raise task.events.recurs, lower task.events.count, or leave 0 out of task.events.lasts"
             )
+
+    def _repeats(self) -> bool:
+        """Return whether a host can have the same drift, or the same change of learning rates, twice in a row."""
+        kinds = len(self.kinds)
+        used = min(self.recurs or kinds, kinds)
+        rates = sum(kind in RATES for kind in self.kinds)
+        drifts = kinds - rates - sum(kind in CLASSES for kind in self.kinds)
+        return max(self.count) > used and any(0 < of_a_sort <= kinds - used + 1 for of_a_sort in (rates, drifts))
 
     def check_steps(self, steps: int) -> None:
         """Raise ValueError if events can start after the end of an episode of `steps` steps."""

@@ -89,12 +89,15 @@ def _cells(path: Path, kind: str) -> tuple[list[str], list[tuple[int, list[str]]
     if path.is_dir():
         raise TaskError(f"{path} is a folder: {remedy}")
     with reading(path, remedy), path.open(encoding="utf-8-sig", newline="") as opened:
-        reader = csv.reader(opened)
+        reader, found = csv.reader(opened), list[tuple[int, list[str]]]()
         try:
-            found = [(reader.line_num, [cell.strip() for cell in line]) for line in reader if line]
+            found.extend((reader.line_num, [cell.strip() for cell in line]) for line in reader if line)
         except UnicodeDecodeError:
             remedy = "unpack it" if path.suffix in (".gz", ".zip", ".bz2", ".xz") else "save it in that encoding"
             raise TaskError(f"{path} is not text in UTF-8: {remedy}") from None
+        except csv.Error as error:
+            begun = found[-1][0] + 1 if found else 1
+            raise TaskError(f"{path} cannot be read from line {begun} on ({error}): close its quotes") from None
     names = found[0][1] if found else []
     if len(names) < 2:
         other = next((name for mark, name in SEPARATORS.items() if names and mark in names[0]), "")

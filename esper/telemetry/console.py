@@ -59,12 +59,15 @@ class PlainConsole(Writer):
             self._print_line(step)
         self._step = step
 
+    def write(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Keep what the summary needs: only written updates, since a resumed run knows no others."""
+        self._history.add(metrics)
+
     def show(self, update: int, metrics: Mapping[str, float]) -> None:
         """Print the metrics when a tenth of the updates is complete, and the expected time after the first update.
 
         `finish` prints the last tenth.
         """
-        self._history.add(metrics)
         tenth = 10 * update // self._total
         elapsed = time.monotonic() - self._began
         left = elapsed / max(1, update - self._first) * (self._total - update)

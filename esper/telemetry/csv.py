@@ -29,6 +29,9 @@ class CsvConfig(WriterConfig):
     def build(self, run: RunInfo) -> "CsvWriter":
         return CsvWriter(run.folder / FILE, resume_update=run.resume_update, delimiter=self.delimiter)
 
+    def is_complete(self, folder: Path, update: int) -> bool:
+        return (folder / FILE).exists() or not (folder / "metrics.jsonl").exists()
+
 
 class CsvWriter(Writer):
     """Appends a row per update. The first measurement of a metric adds its column to the file, empty in earlier rows."""
@@ -81,7 +84,7 @@ def read_table(path: Path) -> tuple[list[str], list[list[str]]]:
         DiskError: the file cannot be read.
     """
     with disk(f"read {path}"):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     delimiter = text.removeprefix("update")[:1] if text.startswith("update") else ""
     whole = text[: text.rfind("\n") + 1]
     if not delimiter.strip("\n"):

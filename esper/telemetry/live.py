@@ -84,11 +84,14 @@ class LiveConsole(Writer):
         self._phase, self._note = f"host epoch {t}/{steps}" if t < steps else "learning", ""
         self._progress.update(self._task, completed=self._done + t / steps)
 
+    def write(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Keep what the curves and the summary need: only written updates, since a resumed run knows no others."""
+        self._history.add(metrics)
+
     def show(self, update: int, metrics: Mapping[str, float]) -> None:
         """Store the metrics of an update for the next redraw."""
         self._done = update
         self._latest.update(metrics)
-        self._history.add(metrics)
         self._progress.update(self._task, completed=update)
 
     def anomaly(self, update: int, anomaly: Anomaly, *, first: bool) -> None:

@@ -57,7 +57,7 @@ class TrackerRecord:
         if not path.exists():
             return None
         try:
-            values = json.loads(path.read_text())
+            values = json.loads(path.read_text(encoding="utf-8"))
             found = cls(**values)
             kinds = [type(one) for one in (found.id, found.update, found.place, found.settings)]
             if kinds != [str, int, dict, dict]:

@@ -101,7 +101,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 class History:
-    """The values of metrics in every update so far, those before a resume included."""
+    """The values of metrics in every written update so far, those before a resume included."""
 
     def __init__(self, folder: Path, resume_update: int = 0) -> None:
         """
@@ -119,7 +119,7 @@ class History:
                     self.add(record)
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Add the measured metrics of an update."""
+        """Add the measured metrics of a written update."""
         self.updates += 1
         for tag, value in metrics.items():
             if math.isfinite(value):

@@ -1,6 +1,7 @@
 """The table of telemetry writers."""
 
 from dataclasses import fields
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from esper.telemetry.aim import AimConfig
 from esper.telemetry.base import WriterConfig
@@ -42,10 +43,36 @@ def check_writers(entries: list[object]) -> dict[str, WriterConfig]:
             raise ValueError(f"telemetry.writers={name} is not known: choose from {', '.join(WRITERS)}")
         if name in found:
             raise ValueError(f"telemetry.writers names {name} twice: name it once")
-        try:
-            found[name] = WRITERS[name](**settings)
-        except TypeError as error:
-            keys = [entry.name for entry in fields(WRITERS[name])]
+        keys = [entry.name for entry in fields(WRITERS[name])]
+        if not settings.keys() <= {*keys}:
             why = f"its settings are {', '.join(keys)}" if keys else "it has no settings"
-            raise ValueError(f"telemetry.writers={name} does not take {settings}: {why}") from error
+            raise ValueError(f"telemetry.writers={name} does not take {settings}: {why}")
+        hints = get_type_hints(WRITERS[name])
+        found[name] = WRITERS[name](
+            **{key: _typed(value, hints[key], f"telemetry.writers={name} needs {key}") for key, value in settings.items()}
+        )
     return found
+
+
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "as in {a:b}"}
+"""Type of a setting -> how a message names it."""
+
+
+def _typed(value: Any, hint: Any, needed: str) -> Any:
+    """Return a setting in the type of its field; a number where a text is needed becomes one. Other types are left alone.
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is list and isinstance(value, list):
+        fitting = [_typed(one, *inner, f"{needed}[{place}]") for place, one in enumerate(cast(list[Any], value))]
+        return value if fitting == value else fitting
+    if kind is dict and isinstance(value, dict):
+        return {key: _typed(one, inner[1], f"{needed}.{key}") for key, one in cast(dict[Any, Any], value).items()}
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and kind in (float, str):
+        return kind(value)
+    if kind in WORDS and type(value) is not kind:
+        raise ValueError(f"{needed} to be {WORDS[kind]}, got {value!r}")
+    return value

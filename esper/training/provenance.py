@@ -175,7 +175,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     text, table = (str, type(None)), (dict, type(None))
     kinds = {"cell": text, "plan": text, "esper": table}
     try:
-        records = json.loads(path.read_text())
+        records = json.loads(path.read_text(encoding="utf-8"))
         if type(records) is not list or not all(
             isinstance(one.get(name), kind) for one in records for name, kind in kinds.items()
         ):

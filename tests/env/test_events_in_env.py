@@ -279,6 +279,21 @@ def test_twins_share_a_timetable_that_only_the_final_info_names(make_env, drifti
     assert all(event.describe() in text for text, events in zip(texts, timetables, strict=True) for event in events)
 
 
+def test_metrics_of_seeds_have_one_kind_for_all_hosts_whose_events_stay(make_env, drifting, plan_actions):
+    drifting(replace(LATE, last=4, count=[1]))
+    env = make_env(HOSTS, 5)
+    env.reset()
+    episode = env.record()
+    for _ in range(5):
+        _, reward, *_, info = env.step(plan_actions(*[(Op.GERMINATE, 0, 1)] * HOSTS))
+        episode.add(info, reward)
+    episode.close(info)
+    kinds = {tag.partition("/kind_")[2] for tag in episode.metrics() if "/kind_" in tag}
+    lacking = {text.split()[0] for text in episode.instance}
+    assert kinds == {f"{kind}_an_event_stays" for kind in lacking}
+    assert len(set(episode.instance)) > len(kinds)
+
+
 def test_a_drift_shows_in_the_accuracy(make_env, drifting, plan_actions):
     drifting(EventsConfig(kinds=["relabel"], first=8, last=8))
     env = make_env(8, 12)

@@ -22,6 +22,7 @@ from esper.export import ExportConfig
 from esper.export import main as export
 from esper.lab import bundle
 from esper.lab.evaluation import Evaluation
+from esper.telemetry.config import TelemetryConfig
 from esper.training.resume import continued, find_checkpoint
 from esper.training.trainer import Trainer
 
@@ -142,14 +143,17 @@ def test_it_decides_in_python_as_in_an_evaluation(run: Path, saved: Path) -> Non
     "words", [[], ["agent=ppo_mlp", "agent.heads.style=free", "agent.standardize=true"]], ids=["lstm", "mlp"]
 )
 def test_the_program_decides_as_the_policy(
-    words: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run
     if words:
         folder = tmp_path / "run"
         Trainer(check([*WORDS, *words]), folder).run()
     esper.save_policy(folder, folder / "export" / "policy_000001")  # an earlier export, which is written over
+    attached = list[Path]()
+    monkeypatch.setattr(TelemetryConfig, "attach", lambda _, run, files: attached.extend(files))
     export([f"checkpoint={folder}", "format=policy"])
+    assert folder / "export" / "policy_000001" / "policy.pt2" in attached, "trackers receive it"
     assert "policy.pt2" in capsys.readouterr().out
     loaded: Any = torch.export.load(folder / "export" / "policy_000001" / "policy.pt2").module()
     evaluation = Evaluation.load(str(folder), hosts=5)

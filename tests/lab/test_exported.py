@@ -1,5 +1,6 @@
 """Grown networks in files: they compute the same, in a process that never imports Esper."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -8,12 +9,14 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from esper.checkpoint import DiskError
 from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.export import main
@@ -133,6 +136,24 @@ def test_a_format_that_changes_outputs_is_refused(tmp_path: Path, monkeypatch: p
     with pytest.raises(ConfigError, match=r"format=pytorch changes the outputs by a relative error of 1\.0e-03"):
         exported.write(network, samples, tmp_path, "pytorch", {})
     assert not (tmp_path / "topology.json").exists()
+
+
+def test_one_sample_is_enough(tmp_path: Path) -> None:
+    network, samples = grown("mlp")
+    assert exported.write(network, samples[:1], tmp_path, "export", {}) <= exported.TOLERANCE
+    loaded: Any = torch.export.load(tmp_path / "network.pt2").module()
+    torch.testing.assert_close(loaded(samples), network(samples))
+
+
+@pytest.mark.parametrize("form", ["pytorch", "export"])
+def test_a_full_disk_is_one_sentence_and_leaves_no_part_of_a_file(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, samples = grown("mlp")
+    monkeypatch.setattr("esper.checkpoint.os.fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(DiskError, match="cannot write"):
+        exported.write(network, samples, tmp_path / "out", form, {})
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_writes_the_network_that_was_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

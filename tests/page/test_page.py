@@ -14,15 +14,17 @@ import pytest
 
 from esper.checkpoint import FileError, Notice
 from esper.cli.overrides import check, typed_as
+from esper.env.cluster import ClusterError
 from esper.lab.bundle import save_policy
 from esper.lab.evaluation import ORACLE
 from esper.page import page as module
 from esper.page.costs import costs_of
 from esper.page.evaluations import evaluations, largest, richest
 from esper.page.packing import embedded, packed, selection
-from esper.page.page import page_at_the_end, write_page
+from esper.page.page import page_at_the_end, shown_hosts, write_page
 from esper.page.status import read_status
 from esper.report import main
+from esper.task.data import TaskError
 from esper.telemetry.pictures import topology
 from esper.telemetry.traces import read_trace, trace_of_evaluation, write_trace
 from esper.training.run_folder import only_writer
@@ -130,6 +132,31 @@ def test_the_end_of_a_run_announces_only_what_it_grows(folder: Path, tmp_path: P
     with pytest.warns(Notice, match=re.escape(f"a file is damaged; python -m esper.report '{copy}' tries again")):
         page_at_the_end(copy)
     assert capsys.readouterr().out.startswith("growing 4 held-out hosts once for its page, about ")
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (TaskError("host 3 diverged"), "host 3 diverged"),
+        (ClusterError("a worker is lost"), "a worker is lost"),
+        (MemoryError(), "out of memory on the CPU"),
+    ],
+    ids=repr,
+)
+def test_held_out_hosts_that_cannot_be_grown_do_not_fail_a_finished_run(error, why, folder, monkeypatch) -> None:
+    monkeypatch.setattr(module, "trace_held_out", Mock(side_effect=error))
+    with pytest.warns(Notice, match=rf"run\.html was not written: {why}; python -m esper\.report .* tries again"):
+        page_at_the_end(folder)
+    monkeypatch.setattr(module, "trace_held_out", Mock(side_effect=KeyError("a bug")))
+    with pytest.raises(KeyError):
+        page_at_the_end(folder)
+
+
+def test_every_worker_has_a_host_on_the_page() -> None:
+    config = check(["hosts=64"])
+    assert shown_hosts(config) == 24
+    config.cluster = Mock(num_workers=32)
+    assert shown_hosts(config) == 32
 
 
 def test_a_run_without_traces_or_hosts_has_a_page(tmp_path: Path) -> None:

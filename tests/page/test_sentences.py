@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.lab.kinds import condensed
 from esper.page.best import best_update, decline
 from esper.page.costs import rows, with_flops
 from esper.page.curves import reward_tags
@@ -14,6 +13,7 @@ from esper.page.evaluations import controllers, meaning
 from esper.page.findings import baseline_sentence, cards, gain, habits, kind_words, kinds, plantings, slot_words, verdict
 from esper.page.lead import Grown, failures, rollbacks, sentences
 from esper.page.seeds import log_of
+from esper.task.kinds import condensed
 from tests.page.tables import report, table
 
 

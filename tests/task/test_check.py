@@ -127,6 +127,19 @@ TEXT: dict[str, tuple[Change, str]] = {
 """What is wrong -> the change of sound data, and the sentence."""
 
 
+def test_what_a_drift_makes_of_good_data_is_no_mistake() -> None:
+    """White digits on black, standardised, have a mean far from 0 when they are inverted."""
+    data = replace(as_bytes(1.0)(image_data()), mean=torch.tensor([12.0]), std=torch.tensor([47.0]))
+    for part in ("train_x", "valid_x", "test_x"):
+        x = torch.zeros_like(getattr(data, part))
+        x[:, :, 0, :2] = 255
+        data = replace(data, **{part: x})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drifted = WrongImages().drifted("invert", data)
+    assert float(drifted.inputs(drifted.train_x).mean()) > 3
+
+
 @pytest.mark.parametrize("kind", IMAGES)
 def test_wrong_images_are_refused(kind: str) -> None:
     change, sentence = IMAGES[kind]

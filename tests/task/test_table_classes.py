@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from esper.cli.overrides import check
 from esper.cli.readiness import ready
@@ -9,6 +10,8 @@ from esper.config import ConfigError
 from esper.hosts.mlp import MLPConfig
 from esper.seeding import stream
 from esper.task.data import TaskError
+from esper.task.events import EventsConfig, class_shares
+from esper.task.instances import Split
 from esper.task.loading import load_task
 from esper.task.regression import split_rows
 from esper.task.table_classes import TableClassesConfig
@@ -54,6 +57,29 @@ def test_a_column_in_the_middle_may_hold_the_classes(tmp_path):
     rows = [(row, "ab"[row % 2], row % 7) for row in range(40)]
     data = csv(tmp_path, rows, target="rooms").load(0)
     assert (data.num_classes, data.train_x.shape) == (2, (24, 2, 1, 1))
+
+
+def test_a_small_share_of_few_rows_leaves_at_least_one(tmp_path):
+    """Of 36 rows, 12 per class, 1 % of the older classes remains while a class begins to arrive."""
+    events = EventsConfig(kinds=["arrive"], count=[1], first=1, last=9, group=1, ramp=[19], replay=0.01)
+    task = csv(tmp_path, events=events).build(MLPConfig())
+    ranks, lone = task.data.domains.train_rank, 0
+    for index in range(40):
+        view = task.view(0, Split.TRAINING, 0, index)
+        for epoch in range(12):
+            pool, share_K = task.pool(view, epoch), class_shares(view.timetable, epoch, 3, 0.01)
+            share = torch.from_numpy(share_K)[task.data.train_y[pool].long()]
+            assert len(pool)
+            assert (share > 0).all(), "none of a class that has not arrived"
+            lone += int((ranks[pool] >= share).all())
+            assert (ranks[pool] < share).all() or len(pool) == 1
+    assert lone > 0
+
+
+def test_a_quote_that_nobody_closes_is_named_with_its_line(tmp_path):
+    rows = [(row, '"open' if row == 3 else 1, "a long text" * 999) for row in range(40)]
+    with pytest.raises(TaskError, match=r"t\.csv cannot be read from line 5 on \(field larger than .*\): close its quotes"):
+        csv(tmp_path, rows).load(0)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def plain_lines(total: int, resume: int = 0) -> list[str]:
     for update in range(resume + 1, total + 1):
         for t in range(21):
             console.step(t, 20)
+        console.write(update, METRICS)
         console.show(update, METRICS)
     console.finish([("files", "runs/a"), ("next", Command("python -m esper.evaluate 'checkpoint=runs/a b'"))], {})
     console.close()
@@ -90,6 +91,7 @@ def test_lines_of_one_of_several_runs_start_with_its_name() -> None:
     file = io.StringIO()
     console = build_console(resume_update=0, total_updates=2, name="plain/block-00", file=file)
     console.start("shaped", {})
+    console.write(1, METRICS)
     console.show(1, METRICS)
     console.anomaly(1, DEAD, first=True)
     console.finish([("files", "a"), ("next", Command("ls"))], {})
@@ -104,6 +106,7 @@ def test_lines_of_one_of_several_runs_start_with_its_name() -> None:
 def test_plain_prints_an_anomaly_at_once() -> None:
     file = io.StringIO()
     console = build_console(resume_update=0, total_updates=1000, file=file)
+    console.write(3, METRICS)
     console.show(3, METRICS)
     console.anomaly(3, DEAD, first=True)
     assert file.getvalue() == "warning: update 3/1000: kl spike: the core is dead; lower it\n"
@@ -138,7 +141,9 @@ def picture(live: LiveConsole, console: RichConsole) -> list[str]:
 def test_live_display_fits_and_shows_the_run(width: int) -> None:
     shown, console = live(width)
     for update in range(1, 40):
-        shown.show(update, METRICS | {"host/accuracy": 50.0 + update, "governor/rollbacks_divergence": 2.0})
+        record = METRICS | {"host/accuracy": 50.0 + update, "governor/rollbacks_divergence": 2.0}
+        shown.write(update, record)
+        shown.show(update, record)
     shown.step(13, 20)
     lines = picture(shown, console)
     text = "\n".join(lines)
@@ -158,6 +163,7 @@ def test_live_counts_the_rollbacks_before_a_resume(tmp_path: Path) -> None:
         for update in range(1, 4):
             writer.write(update, record)
     shown, console = live(folder=tmp_path, resume_update=2)
+    shown.write(3, record)
     shown.show(3, record)
     assert re.search(r"rollbacks +6 +in 3 updates", "\n".join(picture(shown, console)))
 

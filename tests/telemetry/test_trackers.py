@@ -2,11 +2,14 @@
 
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from joblib.externals.loky.backend import context
 
+from esper.telemetry.base import RunInfo
+from esper.telemetry.config import QuietConfig
 from esper.telemetry.csv import CsvWriter, read_table
 from tests.forked import Forked, run_forked
 from tests.telemetry.tracker_fixtures import (
@@ -195,6 +198,17 @@ def test_csv_has_a_column_per_metric_and_takes_a_delimiter(tmp_path: Path) -> No
     assert path.read_text() == "update;host/loss;policy/return\n1;inf;\n2;0.5;1e-300\n"
     CsvWriter(path, resume_update=1)
     assert path.read_text() == "update,host/loss,policy/return\n1,inf,\n", "rewritten with another delimiter"
+
+
+def test_a_finished_run_gets_its_table_afterwards(tmp_path: Path) -> None:
+    with closing(QuietConfig().build(RunInfo(folder=tmp_path, total_updates=2))) as telemetry:
+        for update in (1, 2):
+            telemetry.update(update, {"host/loss": 0.5 / update})
+    late = QuietConfig(writers=["jsonl", "csv"])
+    assert late.lacking(tmp_path, 2) == ["csv"]
+    late.build(RunInfo(folder=tmp_path, resume_update=2, total_updates=2), ["csv"]).close()
+    assert read_table(tmp_path / "metrics.csv")[1] == [["1", "0.5"], ["2", "0.25"]]
+    assert late.lacking(tmp_path, 2) == []
 
 
 def test_csv_drops_a_row_that_a_kill_cut_short_and_refuses_a_foreign_file(tmp_path: Path) -> None:

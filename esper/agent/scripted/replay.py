@@ -68,7 +68,7 @@ def read(path: str, of: str) -> Record:
     if not path:
         raise ValueError("agent.topology is not set: name the JSON file that python -m esper.evaluate wrote")
     try:
-        held: Any = json.loads(Path(path).read_text())
+        held: Any = json.loads(Path(path).read_text(encoding="utf-8"))
         controllers: dict[str, Any] = held["hosts"]
         kept = {name: [_checked(seeds) for seeds in entry["kept"]] for name, entry in controllers.items() if "kept" in entry}
     except OSError as error:
