@@ -89,8 +89,10 @@ def main(arguments: list[str]) -> None:
             raise ConfigError(f"comparisons need {error.name}, which is not installed: {remedy}") from error
         found = compare(folders, config, overrides=overrides, log=lambda line: print(line, flush=True))
         look = {"config": asdict(config), "overrides": found.overrides, "sentences": found.sentences()}
-        record_look(folders, found.runs, look)
-        show(found, Console())
+        try:
+            record_look(folders, found.runs, look)
+        finally:  # of a folder that cannot be written to
+            show(found, Console())
         with writing_reports(folders[0]):
             written = write(found, folders[0], f"python -m esper.compare {shlex.join(arguments)}")
         print("written:", *written, sep="\n  ")

@@ -181,6 +181,7 @@ class Config(Chosen):
         incubates = self.slots.incubation != Incubation.none
         self.agent.check_run(blueprints=tuple(self.blueprint), steps=self.steps, hosts=self.hosts, incubates=incubates)
         self.agent.check_buffer(self.buffer, self.choice("buffer"))
+        self.agent.check_slots(self.slots)
         self.env.check_run(slots=self.slots, gates=self.gates, heads=self.agent.heads, steps=self.steps)
         self._check_senses()
         self._check_gates()

@@ -62,7 +62,7 @@ def train(cfg: DictConfig) -> None:
         config = typed(cfg, HydraConfig.get().runtime.choices)
         config = continued(config, HydraConfig.get().overrides.task)
         if context.shared:  # nobody has checked this machine
-            ready(config)
+            ready(config, folder=folder)
         try:
             shown, named = rehearsal.announced, context.name
             display = "console" in check_writers(config.telemetry.writers)

@@ -189,7 +189,10 @@ BAD: list[tuple[str, str]] = [
     ("agent=schedule agent.actions=[{op:prune,tempo:slow}]", "tempo=slow, which has no effect with op=prune"),
     ("agent=schedule agent.actions=[{blueprint:norm,tempo:quick}]", "tempo=quick, which is not known: choose one of fast"),
     ("agent=schedule agent.actions=[{blueprint:norm,tempo:slow}]", "agent.heads.tempo=fast fixes it"),
-    ("agent=schedule agent.actions=[{op:set_alpha_target,alpha_target:full}]", "set agent.heads.alpha_target=free"),
+    (
+        "agent=schedule agent.actions=[{op:set_alpha_target,alpha_target:full}]",
+        "set agent.heads.alpha_target=free, or slots.switchable",
+    ),
     ("agent=schedule agent.actions=[{blueprint:attention}]", "blueprint=attention in agent.actions is not available"),
     (
         "agent=schedule slots.incubation=none agent.heads.tempo=free agent.actions=[{blueprint:norm,tempo:fast}]",

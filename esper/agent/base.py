@@ -15,6 +15,7 @@ from esper.buffer.base import Buffer, BufferConfig, Forfeit
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, HeadsConfig, Observation
 from esper.env.observation import HOST_FEATURES, SLOT_FEATURES, RunScale
+from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import BoolArray, IntArray
 from esper.ranges import check_ranges
 
@@ -195,6 +196,9 @@ class AgentConfig:
             hosts: N.
             incubates: True if seeds are blended in on a ramp, so that a tempo has an effect.
         """
+
+    def check_slots(self, slots: SlotsConfig) -> None:
+        """Raise ValueError if the controller does not fit the rules of the slots."""
 
     def check_buffer(self, buffer: BufferConfig, name: str) -> None:
         """Raise ValueError if the buffer does not fit the controller.

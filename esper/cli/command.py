@@ -289,8 +289,8 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
             getattr(config, name)
             for name in ("resume", "task", "host", "devices", "cluster", "hosts", "slots", "blueprint", "agent")
         ]
-        if key not in asked:
-            ready(config)
+        if key not in asked:  # a begun sweep may need its teachers no more: each run looks
+            ready(config, trains=not (many and any(folder.glob(f"**/{CHECKPOINTS}/*.pt"))), folder=None if many else folder)
             asked.append(key)
     if many and configs and not show and not any(override.startswith("sweep=") for override in overrides):
         begin_sweep(len(configs))  # sweeps of experiments and tunings count their own runs
@@ -298,7 +298,9 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
             repeated = f"{counted(alike, 'run')} of {len(configs)} repeat another one"
             print(f"warning: {repeated}, with the same values and seeds: remove values that are listed twice", file=sys.stderr)
         tasks = {config.choice("task") for config in configs}
-        arms = _different([replace(config, seed=0) for config in configs]) if len(tasks) == 1 else 0
+        first = configs[0]  # a comparison tells no arms by these:
+        aside = {"seed": 0, "policy_seed": None, "telemetry": first.telemetry, "checkpoints": first.checkpoints}
+        arms = _different([replace(config, **aside) for config in configs]) if len(tasks) == 1 else 0
     return (folder if show else create(folder)), arms
 
 

@@ -65,15 +65,18 @@ def end_if_failed(results: Any, folder: Path) -> None:
         results: what the launcher returned, in any nesting.
         folder: folder of the sweep.
     """
-    found = [one.return_value for one in _flat(results)]
     runs_of: dict[str, list[str]] = {}
-    for failure in found:
-        if isinstance(failure, Failure):
-            runs_of.setdefault(failure.reason.partition("; ")[0], []).append(failure.run)
-    if not (failed := sum(map(len, runs_of.values()))):
+    for failure in (failed := failures(results)):
+        runs_of.setdefault(failure.reason.partition("; ")[0], []).append(failure.run)
+    if not failed:
         return
     named = "; ".join(f"{', '.join(runs)} ({reason})" for reason, runs in runs_of.items())
-    end(1, f"{failed} of {counted(len(found), 'run')} failed: {named}; {go_on(folder)}")
+    end(1, f"{len(failed)} of {counted(len([*_flat(results)]), 'run')} failed: {named}; {go_on(folder)}")
+
+
+def failures(results: Any) -> list[Failure]:
+    """Return the runs that failed, of what a launcher returned, in any nesting."""
+    return [one.return_value for one in _flat(results) if isinstance(one.return_value, Failure)]
 
 
 def go_on(folder: Path | str) -> str:

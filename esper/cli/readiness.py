@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from esper.checkpoint import load_run
+from esper.checkpoint import Checkpoints, load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.cluster import ClusterError
 from esper.env.devices import find_device, find_precision
@@ -21,20 +21,21 @@ PROBED = 3
 """Number of samples in the probe of hosts and seeds."""
 
 
-def ready(config: Config, *, trains: bool = True) -> None:
+def ready(config: Config, *, trains: bool = True, folder: Path | None = None) -> None:
     """Check that this machine can run a config: the run to resume, the teacher, the devices, the libraries of writers, the
     data, and slots and seeds of the host.
 
     Args:
         config: config of the run.
-        trains: false for an evaluation, which needs no teacher.
+        trains: false for an evaluation, and for runs that may need their teacher no more.
+        folder: folder of the run, which may have begun without `resume`; None if it is not known.
 
     Raises:
         ConfigError: this machine cannot run it. Only errors meant for the user are converted; a bug keeps its traceback.
     """
     if config.resume is not None and not any(Path(config.resume, CHECKPOINTS).glob("*.pt")):
         raise ConfigError(f"resume={no_checkpoint(config.resume)}")
-    teacher = _find_teacher(config) if trains else None
+    teacher = _find_teacher(config, folder) if trains else None
     try:
         config.cluster.ready()
         if not config.cluster.is_remote:  # else the workers check theirs
@@ -47,10 +48,13 @@ def ready(config: Config, *, trains: bool = True) -> None:
         raise ConfigError(str(error)) from error
 
 
-def _find_teacher(config: Config) -> Teacher | None:
-    if config.resume is None or config.agent.imitates is None:
-        return find_teacher(config)
-    return find_teacher(config, load_run(find_checkpoint(config.resume, "resume")))
+def _find_teacher(config: Config, folder: Path | None) -> Teacher | None:
+    if config.agent.imitates is None:
+        return None
+    if config.resume is not None:
+        return find_teacher(config, load_run(find_checkpoint(config.resume, "resume")))
+    newest = Checkpoints(folder / CHECKPOINTS).latest() if folder else None
+    return find_teacher(config, load_run(newest) if newest else None)
 
 
 def _check_devices(config: Config) -> None:

@@ -153,5 +153,6 @@ class Watchdog(Governor):
         """Return the loss above which each host is suspect `[N]` [nats]; infinite with fewer than `FEWEST` healthy losses."""
         middle_N, spread_N = usual(health.loss_NW)
         known_N = (~np.isnan(health.loss_NW)).sum(axis=1)
-        limit_N = middle_N + self.config.deviations * np.maximum(spread_N, self.config.least_spread * self.chance_loss)
+        wide_N = np.maximum(spread_N, self.config.least_spread * self.chance_loss)
+        limit_N = middle_N + self.config.deviations * np.maximum(wide_N, np.finfo(np.float64).tiny)  # inf * 0 is no limit
         return np.where(known_N >= FEWEST, limit_N, np.inf)

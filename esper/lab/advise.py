@@ -79,7 +79,7 @@ def measured_spread(spread: Spread | None, design: Design | None, spec: OutcomeS
     if spread is None:
         return []
     unit = "" if spec.difference == "1" else f" {spec.difference}"
-    assumed = None if design is None else assumed_spread(design)
+    assumed = assumed_spread(design) if design and design.plan.outcome == spec.name else None  # of the planned outcome
     before = "" if assumed is None else f"; the power that was printed before the first run assumed {assumed:.2g}{unit}"
     return [f"measured standard deviation of a difference: {spread.value:.2g}{unit} (upper 60 % bound){before}"]
 

@@ -7,7 +7,7 @@ import numpy as np
 from esper.config import GROUPS
 from esper.lab.evaluation import EARLY
 from esper.lab.per_host import PREFIX, UNBUDGETED
-from esper.lab.runs import SEARCHED, STATIC_NET, Run, group_of, records_of
+from esper.lab.runs import SEARCHED, STATIC_NET, UNSHARED, Run, group_of, records_of
 from esper.lab.scoring import scored_config
 
 MIN_ENTROPY = 0.01
@@ -20,6 +20,8 @@ LOSSES = ("task.objective", "task.delta")
 """Keys of these that change only what hosts minimise."""
 BY_BLOCK = "task.split_seed"
 """Key of these that may differ between blocks (vary_split)."""
+OWN_BY_BLOCK = (BY_BLOCK, "agent.teacher", *DATA_KEYS, "hosts", "updates")
+"""Keys and groups that may differ within an arm, since each block has its own, or of which another warning tells."""
 EPISODES = "hosts times updates"
 HOST_KEYS = ("host", "slots", "gates", "optimiser", "blueprint", "governor")
 """Groups that determine, with the data, what a host is and how it may grow."""
@@ -37,7 +39,10 @@ def anomalies(runs: Sequence[Run], overrides: Sequence[str] = ()) -> list[str]:
     alike = {override.partition("=")[0] for override in overrides}
     found: list[str] = []
     for stratum in dict.fromkeys(run.stratum for run in runs):
-        found += _different_data([run for run in runs if run.stratum == stratum], alike)
+        found += _different_data(own := [run for run in runs if run.stratum == stratum], alike)
+        found += [
+            line for arm in dict.fromkeys(run.arm for run in own) for line in _mixed([run for run in own if run.arm == arm])
+        ]
     found += [*_trained_teachers(runs), *_shared_seeds(runs)]
     for arm in dict.fromkeys(run.arm for run in runs):
         last = [records[-1] for run in runs if run.arm == arm and (records := records_of(run))]
@@ -110,6 +115,19 @@ def early_baselines(runs: Sequence[Run], baselines: Sequence[str], overrides: Se
         return []
     config = scored_config(runs[0], overrides) if overrides else runs[0].config
     return [f"{', '.join(early)}: these {EARLY}"] if config.get("task.events.kinds") else []
+
+
+def _mixed(runs: Sequence[Run]) -> list[str]:
+    """Return a warning if the runs of an arm, which come from several experiments, have different configs."""
+    keys = dict.fromkeys(key for run in runs for key in run.config if not {key, group_of(key)} & {*UNSHARED, *OWN_BY_BLOCK})
+    values = {key: dict.fromkeys(str(run.config.get(key)) for run in runs) for key in keys}
+    differ = [f"{key} ({' and '.join(found)})" for key, found in values.items() if len(found) > 1]
+    if not differ:
+        return []
+    return [
+        f"the runs of {runs[0].arm} have different {', '.join(differ[:3])}{' and more' * (len(differ) > 3)}: compare their "
+        "experiments one by one"
+    ]
 
 
 def _different_data(runs: Sequence[Run], alike: Collection[str]) -> list[str]:

@@ -12,12 +12,13 @@ from esper.config import ConfigError, root_key
 from esper.lab.advise import LEAST, LONGER, acting_alike, continuing, measured_spread, next_experiment, states, unfinished
 from esper.lab.cautions import anomalies, early_baselines, other_hosts
 from esper.lab.costs import cost_table
-from esper.lab.design import AA_CONTROL, FILE, Design, command_of
+from esper.lab.design import AA_CONTROL, Design, command_of
 from esper.lab.evaluation import ONLINE, POLICIES
-from esper.lab.integrity import check_runs, mixed
-from esper.lab.plan import deviations, listed_runs, lost_looks, planned, scored_with
+from esper.lab.integrity import check_runs, mixed, refuse_unlike
+from esper.lab.plan import deviations, listed_runs, lost_looks, other_settings, planned, scored_with
 from esper.lab.power import advice, spread_of
 from esper.lab.runs import (
+    GREEDY,
     OUTCOMES,
     REWARD_KEYS,
     TRAINING,
@@ -27,7 +28,6 @@ from esper.lab.runs import (
     criterion_of,
     defines_return,
     find_runs,
-    measures_hosts,
     paid_by,
 )
 from esper.lab.scoring import Scoring, objective_of, read_scores, score_all, scored_config, scored_file, unseen_kinds
@@ -78,10 +78,14 @@ class Comparison:
 
     @property
     def unplanned(self) -> list[str]:
-        """Differences from the planned comparison, as overrides: those of the evaluation, and the outcome."""
-        plan = self.design.plan if self.design else None
-        changes = [one for one in self.overrides if plan is None or one not in plan.score_overrides]
-        return [*changes, *([f"outcome={self.config.outcome}"] if plan and self.config.outcome != plan.outcome else [])]
+        """Differences from the planned comparison, as overrides: those of the evaluation, and other settings."""
+        if self.design is None:
+            return list(self.overrides)
+        changes = [one for one in self.overrides if one not in self.design.plan.score_overrides]
+        settings = {name: got for name, (got, _) in other_settings(self.design, self.config).items()}
+        if "outcome" in settings:
+            settings.pop("margin", None)  # which has another unit then
+        return [*changes, *(f"no {name}" if value == "[]" else f"{name}={value}" for name, value in settings.items())]
 
     @property
     def controls(self) -> dict[str, Difference]:
@@ -130,8 +134,8 @@ class Comparison:
 
     def _said(self, result: PairResult) -> str:
         """Return the sentence on a pair. If the arms act alike, it names no number of blocks, since more would not help."""
-        if self._alike and result.verdict is Conclusion.undecided:
-            pair = result.difference
+        pair = result.difference
+        if self._alike and result.verdict is Conclusion.undecided and {pair.first, pair.second} <= {*self._trained}:
             return f"undecided between {pair.first} and {pair.second}: their policies have not learned to differ yet"
         return str(result)
 
@@ -147,16 +151,22 @@ class Comparison:
         lines = measured_spread(spread, self.design, self.outcome)
         looks = self.design.plan.looks if self.design else [max(result.difference.blocks for result in results)]
         test = PlannedTest(margin=results[0].margin, looks=looks, alpha=self.config.alpha, pairs=len(pairs))
-        lines += advice(spread, test) if spread and not self._alike else []
+        trained = {*self._trained}
+        stuck = self._alike and all({*pair} <= trained for pair, result in zip(pairs, results, strict=True) if not result.decided)
+        lines += advice(spread, test) if spread and not stuck else []
         if self.folders and not self.deviations:
-            lines += next_experiment(results, self.design, self.folders[0], self._longer)
+            lines += next_experiment(results, self.design, self.folders[0], self._longer if stuck else None)
         return lines
+
+    @property
+    def _trained(self) -> list[str]:
+        """Names of the trained arms, without the A/A control."""
+        return [arm for arm in dict.fromkeys(run.arm for run in self.runs) if arm in self.arms and arm != AA_CONTROL]
 
     @property
     def _alike(self) -> tuple[int, int] | None:
         """Number of blocks in which the trained arms act alike, of how many; None if in few."""
-        arms = [arm for arm in dict.fromkeys(run.arm for run in self.runs) if arm in self.arms]
-        greedy: Any = self.values("accuracy_greedy")[arms]
+        greedy: Any = self.values(GREEDY)[self._trained]
         return acting_alike(greedy)
 
     @property
@@ -246,7 +256,7 @@ def compare(
     alike_by_plan = design.plan.score_overrides if design else []
     runs = [replace(run, listed=run.folder in listed) for run in find_runs(folders, config.strata)]
     finished = [run for run in runs if run.finished]
-    _refuse_unlike(finished, config.strata, planned=any((folder / FILE).exists() for folder in folders), overrides=overrides)
+    refuse_unlike(finished, config.strata, planned=design is not None, overrides=overrides)
     warnings = [*check_runs(runs, folders), *lost_looks(folders), *anomalies(finished, alike_by_plan)]
     warnings += other_hosts(finished, config.baselines, [*overrides, *alike_by_plan])
     warnings += early_baselines(finished, config.baselines, overrides)
@@ -298,6 +308,11 @@ def _verdicts(
 ) -> list[PairResult]:
     """Return all pairs of arms in one outcome; only the primary one has looks, and a verdict unless all is exploratory."""
     spec, primary = OUTCOMES[name], name == config.outcome
+    if not primary:  # an arm that cannot have this outcome takes none from the others
+        rows = rows[rows.groupby("arm")["value"].transform("count") > 0]
+        arms = {*rows["arm"]} - {AA_CONTROL}
+        if len(arms) < 2 or config.against not in (None, *arms):
+            return []
     return compare_arms(
         rows[rows["arm"] != AA_CONTROL],
         margin=margin,
@@ -310,19 +325,6 @@ def _verdicts(
         unit="" if spec.difference == "1" else spec.difference,
         bounds=spec.bounds and (floor, spec.bounds[1]),
     )
-
-
-def _refuse_unlike(runs: Sequence[Run], strata: Sequence[str], *, planned: bool, overrides: Sequence[str]) -> None:
-    """Raise ConfigError if only some runs train hosts, or if runs that no plan holds together learn different tasks."""
-    apart = {measures_hosts(run): run for run in runs}
-    if len(apart) > 1:
-        raise ConfigError(f"{apart[True].folder} trains hosts, and {apart[False].folder} does not: compare them separately")
-    tasks = dict.fromkeys(str(run.config.get("task")) for run in runs)
-    if len(tasks) > 1 and not planned and "task" not in strata and not any(one.startswith("task=") for one in overrides):
-        raise ConfigError(
-            f"these runs learn different tasks ({', '.join(tasks)}) and belong to no common experiment: name the folders of "
-            "runs with one task, or set strata=[task]"
-        )
 
 
 def _controls(tables: Mapping[str, Any], margins: Mapping[str, float], alpha: float) -> dict[str, PairResult]:

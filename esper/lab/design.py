@@ -231,6 +231,8 @@ def _change(name: str, there: Any, here: Any) -> str:
             "overrides",
             *([one for one in own if one not in other] for own, other in ((there, here), (here, there))),
         )
+        if not there and not here:
+            return "the order of its overrides"
     return f"{name} ({_brief(there)} there, {_brief(here)} here)"
 
 
@@ -279,9 +281,9 @@ def design(
     refuse_seeds(every)
     if vary_split and (fixed := next((override for override in every if "task.split_seed=" in override), None)):
         raise ConfigError(f"{fixed} has no effect, since vary_split=true draws it for every block: remove one of them")
+    if AA_CONTROL in table:
+        raise ConfigError(f"{AA_CONTROL} is the name of the A/A control: rename the arm")
     if aa_control:
-        if AA_CONTROL in table:
-            raise ConfigError(f"{AA_CONTROL} is the name of the A/A control: rename the arm, or set aa_control=false")
         table[AA_CONTROL] = list(next(iter(table.values())))
     if len(table) < 2:
         raise ConfigError(

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from esper.config import ALIASES, CHECKPOINTS, ConfigError, root_key
 from esper.lab.design import FILE, Cell, Design
-from esper.lab.runs import Run
+from esper.lab.runs import Run, measures_hosts
 from esper.training import provenance
 
+YES, NO = ("true", "yes", "on", "y", "1"), ("false", "no", "off", "n", "0")
+"""Spellings of truth values that a config takes."""
 UNCHECKED = ("telemetry", "plugins", "resume")
 """Root keys in which a run may differ from its plan."""
 
@@ -38,6 +40,19 @@ def check_runs(runs: Sequence[Run], folders: Sequence[Path]) -> list[str]:
         warnings += [f"{other} is not a run of this experiment and was left out: move it elsewhere" for other in sorted(others)]
     versions = {str(run.folder): _versions(run) for run in runs if run.updates}
     return warnings + _other_data(runs) + mixed(versions, "trained", "train the runs of one version again")
+
+
+def refuse_unlike(runs: Sequence[Run], strata: Sequence[str], *, planned: bool, overrides: Sequence[str]) -> None:
+    """Raise ConfigError if only some runs train hosts, or if runs that no plan holds together learn different tasks."""
+    apart = {measures_hosts(run): run for run in runs}
+    if len(apart) > 1:
+        raise ConfigError(f"{apart[True].folder} trains hosts, and {apart[False].folder} does not: compare them separately")
+    tasks = dict.fromkeys(str(run.config.get("task")) for run in runs)
+    if len(tasks) > 1 and not planned and "task" not in strata and not any(one.startswith("task=") for one in overrides):
+        raise ConfigError(
+            f"these runs learn different tasks ({', '.join(tasks)}) and belong to no common experiment: name the folders of "
+            "runs with one task, or set strata=[task]"
+        )
 
 
 def _other_data(runs: Sequence[Run]) -> list[str]:
@@ -96,8 +111,15 @@ def _asked(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _equal(found: Any, asked: Any) -> bool:
-    if isinstance(found, list) and not isinstance(asked, list):
-        asked = [asked]  # one option of a group of which several can be chosen
+    """Return whether a value of a config is what was asked for, which may leave out defaults of an entry."""
+    if isinstance(found, bool) and isinstance(asked, str):
+        return asked.lower() in (YES if found else NO)
+    if isinstance(found, dict) and isinstance(asked, dict):
+        parts, wanted = cast(dict[str, Any], found), cast(dict[str, Any], asked)
+        return all(key in parts and _equal(parts[key], value) for key, value in wanted.items())
+    if isinstance(found, list):  # or one option of a group of which several can be chosen
+        parts, wanted = cast(list[Any], found), cast(list[Any], asked if isinstance(asked, list) else [asked])
+        return len(parts) == len(wanted) and all(map(_equal, parts, wanted))
     return found == asked or str(found) == str(asked)
 
 

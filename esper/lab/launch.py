@@ -23,7 +23,7 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from esper.checkpoint import write_whole
-from esper.cli.failures import end, end_if_failed
+from esper.cli.failures import end
 from esper.env.shard_pool import all_cores
 from esper.lab.design import FILE, Cell, Design
 from esper.lab.sweep_progress import SweepProgress
@@ -122,14 +122,11 @@ class CellSweeper(Sweeper):
         write_whole(self.folder / "multirun.yaml", OmegaConf.to_yaml(self.config))
 
     def run_cells(self, title: str, cells: Sequence[Cell]) -> list[JobReturn]:
-        """Launch the cells that are not finished, in order, and wait for them.
+        """Launch the cells that are not finished, in order, and wait for them; see `end_if_failed` for those that failed.
 
         Args:
             title: title of the cells, for the progress line.
             cells: all cells, finished or not.
-
-        Raises:
-            SystemExit: a run failed, after all others and a sentence that names it.
         """
         assert self.config is not None
         assert self.launcher is not None
@@ -151,7 +148,6 @@ class CellSweeper(Sweeper):
                         raise
                     end(1, f"a run was killed on its machine: {error}")  # the traceback would be submitit's
                 results += found
-        end_if_failed(results, self.folder)
         return results
 
 

@@ -16,11 +16,11 @@ from yaml import MarkedYAMLError, YAMLError
 from esper.checkpoint import disk
 from esper.cli.overrides import config_of
 from esper.cli.transfer import fitted
-from esper.config import GROUPS, Config, ConfigError, did_you_mean, root_key
+from esper.config import GROUPS, Config, ConfigError, did_you_mean, root_key, standalone_agents
 from esper.lab.arms import split_overrides
 from esper.lab.design import AA_CONTROL, FILE, AnalysisPlan, Design, command_of, design, has_control, typed_overrides
 from esper.lab.roots import check_pilot, repeated
-from esper.lab.runs import OUTCOMES, TRAINING, CompareConfig, Run, paid_by, refuse_twice
+from esper.lab.runs import GREEDY, OUTCOMES, TRAINING, CompareConfig, Run, paid_by, refuse_twice
 from esper.stats.paired import MIN_BLOCKS
 from esper.sweeps import BlocksConfig
 from esper.training.config_io import flat, to_plain
@@ -134,6 +134,11 @@ def _check(found: Design, looks: Sequence[int]) -> None:
         raise ConfigError(f"looks={list(looks)} must increase, and each be at least {MIN_BLOCKS}: write them as in looks=[12,24]")
     if clash := {*found.arms} & {*plan.baselines}:
         raise ConfigError(f"baselines={clash.pop()} is already an arm: rename the arm, or remove it from baselines")
+    if plan.baselines and plan.outcome in (GREEDY, *TRAINING):
+        raise ConfigError(
+            f"outcome={plan.outcome} is measured of trained policies only, so no pair with a baseline could get a verdict: "
+            "choose another outcome, or leave baselines out"
+        )
     arms = [arm for arm in (*found.arms, *plan.baselines) if arm != AA_CONTROL]
     if plan.against not in (None, *arms):
         raise ConfigError(f"against={plan.against} is not an arm: choose from {', '.join(arms)}")
@@ -179,6 +184,9 @@ def check_arms(found: Design, configs: Sequence[Config]) -> None:
         configs: config of one run of every arm, in their order.
     """
     _check_control(found, configs[0])
+    for name in (name for name in found.plan.baselines if name in standalone_agents()):
+        if unseen := GROUPS["agent"][name].unseen(configs[0].env):
+            raise ConfigError(f"baselines={name} reads {unseen}, which the first arm does not have: leave it out")
     key = paid_by([flat(to_plain(config)) for config in configs])
     if found.plan.outcome == "return" and key and not found.plan.score_overrides:  # those may pay all arms alike
         raise ConfigError(
@@ -286,13 +294,18 @@ def deviations(found: Design | None, config: CompareConfig, overrides: Sequence[
     """Return the ways in which a comparison deviates from the plan, each of which makes it exploratory."""
     if found is None:
         return ["these runs are not one experiment of sweep=ab, so nothing was planned"]
+    lines = [f"{name} is {got}, but {wanted} was planned" for name, (got, wanted) in other_settings(found, config).items()]
+    return lines + [f"{override} was not planned" for override in overrides if override not in found.plan.score_overrides]
+
+
+def other_settings(found: Design, config: CompareConfig) -> dict[str, tuple[str, str]]:
+    """Return the settings of a comparison that differ from the plan, as they are and as they were planned."""
     wanted, got = asdict(as_planned(found.plan)), asdict(config)
     got["margin"] = config.margin or OUTCOMES[config.outcome].margin
     names = ("outcome", "margin", "hosts", "alpha", "baselines", "against", "strata")
-    lines = [
-        f"{name} is {_shown(got[name])}, but {_shown(wanted[name])} was planned" for name in names if got[name] != wanted[name]
-    ]
-    return lines + [f"{override} was not planned" for override in overrides if override not in found.plan.score_overrides]
+    pairs = {name: (got[name], wanted[name]) for name in names}
+    same = {"baselines": sorted(got["baselines"]) == sorted(wanted["baselines"])}  # in any order
+    return {name: (_shown(one), _shown(other)) for name, (one, other) in pairs.items() if not same.get(name, one == other)}
 
 
 def _shown(value: Any) -> str:

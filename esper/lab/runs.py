@@ -61,6 +61,8 @@ OUTCOMES = {
 """Outcomes by name. All but return are independent of the reward, so that arms with different rewards can be compared. The last
 two are means over the updates that telemetry.every selects; the others are measured on held-out hosts, online only if it is the
 primary outcome."""
+GREEDY = "accuracy_greedy"
+"""Outcome of policies that sample their actions."""
 TRAINING = ("learning", "rollbacks")
 """Outcomes that are measured in training."""
 REWARD_KEYS = ("reward", "governor", "agent.gamma")
@@ -242,8 +244,10 @@ def find_runs(folders: Sequence[Path], strata: Sequence[str] = ()) -> list[Run]:
     for run in found:
         twin = there.setdefault((run.arm, run.block), run)
         if twin is not run:
+            aside = "" if run.digest == twin.digest else f"; they differ only in what makes no arms ({', '.join(UNSHARED)})"
             raise ConfigError(
-                f"{run.folder} and {twin.folder} are the same run, block {run.block} of arm {run.arm}: name only one of them"
+                f"{run.folder} and {twin.folder} are the same run, block {run.block} of arm {run.arm}: name only one of "
+                f"them{aside}"
             )
     return found
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from esper.cli.command import in_one_sentence
+from esper.cli.failures import Failure, end_if_failed, failures
 from esper.config import Config, ConfigError, typed
 from esper.lab.design import FILE
 from esper.lab.launch import CellSweeper
@@ -31,6 +32,11 @@ def _check_measured(outcome: str, configs: Sequence[Config]) -> None:
         if outcome != "return" and not config.env.has_hosts:
             raise ConfigError(
                 f"outcome={outcome} is not measured with env={config.choice('env')}, which trains no hosts: add outcome=return"
+            )
+        if outcome == "accuracy_greedy" and not config.agent.greedy:
+            raise ConfigError(
+                f"outcome=accuracy_greedy needs a policy that samples its actions, and agent={config.choice('agent')} does not: "
+                "choose outcome=accuracy"
             )
 
 
@@ -69,6 +75,7 @@ class BlockSweeper(CellSweeper):
             self.save_config()
             print("\n".join(lines), flush=True)
             results = self.run_cells(f"{len(design.arms)} arms x {counted(design.blocks, 'block')}", design.cells)
+            end_if_failed(results, self.folder)
             print(f"compare them with: python -m esper.compare {shlex.quote(str(self.folder))}")
             print(scoring_time.after(design, self.config, self.folder), flush=True)
         return [results]
@@ -108,7 +115,10 @@ class TuneSweeper(CellSweeper):
                 known = len(tuning.trials)
                 for trial in trials.values():
                     trial.fault = self._fault([*space.common, *trial.overrides])
-                results += self.run_cells(f"trial {known + len(trials)} of {space.config.trials}", tuning.cells(trials))
+                ran = self.run_cells(f"trial {known + len(trials)} of {space.config.trials}", tuning.cells(trials))
+                if tuning.left_out(trials, {one.run.partition("/")[0]: one.reason for one in failures(ran)}):
+                    end_if_failed(ran, self.folder)
+                results += [one for one in ran if not isinstance(one.return_value, Failure)]  # else left out
                 tuning.learn(trials)
                 for number in range(known, len(tuning.trials)):
                     print(tuning.line(number), flush=True)

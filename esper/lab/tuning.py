@@ -9,6 +9,7 @@ exactly.
 
 import json
 import shlex
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from esper.checkpoint import write_whole
+from esper.cli.overrides import config_of
 from esper.config import ConfigError
 from esper.lab.design import Cell, draw_seeds, fingerprint
 from esper.lab.evaluation import ONLINE
@@ -69,6 +71,7 @@ class Tuning:
             raise ConfigError(unknown_outcome(space.config.outcome))
         self.space, self.folder, self.outcome = space, folder, OUTCOMES[space.config.outcome]
         self.trials: list[Trial] = []
+        self.failed: dict[str, str] = {}
         path = folder / FILE
         if path.exists():
             self._load(path)
@@ -83,7 +86,7 @@ class Tuning:
 
     def _save(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        state = {**self._identity(), "trials": [asdict(trial) for trial in self.trials]}
+        state = {**self._identity(), "trials": [asdict(trial) for trial in self.trials], "failed": self.failed}
         write_whole(self.folder / FILE, json.dumps(state | {"sha256": fingerprint(state)}, indent=1) + "\n")
 
     def _load(self, path: Path) -> None:
@@ -91,7 +94,7 @@ class Tuning:
             state = json.loads(path.read_text(encoding="utf-8"))
             if state.pop("sha256") != fingerprint(state):
                 raise ValueError
-            trials = [Trial(**trial) for trial in state.pop("trials")]
+            trials, self.failed = [Trial(**trial) for trial in state.pop("trials")], dict(state.pop("failed", {}))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{path} is damaged, or was edited: remove it, and repeat the command that made it") from error
         if state.get("seeds") == (earlier := draw_seeds(self.space.config.root, self.space.config.blocks)):
@@ -129,6 +132,25 @@ class Tuning:
         """Return the runs of trials, after those of the baseline in each block."""
         arms = {BASELINE: list[str]()} | {arm: trial.overrides for arm, trial in trials.items() if not trial.fault}
         return self.space.cells(arms)
+
+    def left_out(self, trials: Mapping[str, Trial], failed: Mapping[str, str]) -> bool:
+        """Leave out trials that failed before and failed again for the same reason, so that they do not end the tuning for good.
+
+        Args:
+            trials: trials that were run.
+            failed: reason by the arm of which a run failed.
+
+        Returns:
+            Whether another arm failed. Its reason is saved: it is left out if it fails again.
+        """
+        for arm, reason in failed.items():
+            if arm in trials and self.failed.get(arm) == reason:
+                trials[arm].fault = reason
+        new = {arm: reason for arm, reason in failed.items() if arm not in trials or not trials[arm].fault}
+        if new:
+            self.failed |= new
+            self._save()
+        return bool(new)
 
     def learn(self, trials: Mapping[str, Trial]) -> None:
         """Score trials that were run, and save their gains.
@@ -190,6 +212,9 @@ class Tuning:
         claims = [
             f"{key}={getattr(asked, key)}" for key in ("outcome", "score_hosts") if getattr(asked, key) != getattr(usual, key)
         ]
+        with warnings.catch_warnings(action="ignore"):  # the runs themselves warn
+            first = config_of([*self.space.common, f"seed={self.space.seeds[0]}"])
+        claims += [] if first.agent.seeded else ["aa_control=false"]
         arguments = ["-m", "sweep=ab", arms, "blocks=12", f"root={new_root(self._identity())}", *claims, *common]
         return [
             *lines,

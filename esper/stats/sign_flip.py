@@ -13,8 +13,8 @@ from esper.stats.intervals import Interval
 Float64Array = npt.NDArray[np.float64]
 ENUMERATED = 13
 """Largest number of differences for which all sign patterns are enumerated."""
-CELLS = 2**16
-"""Cells into which the sum of the absolute differences is divided where there are more."""
+CELLS = 2**15
+"""Cells into which the sum that a pattern must not exceed is divided where there are more."""
 HALVINGS = 30
 """Steps of the search for an end of an interval: its error is below the range of the differences by this power of 2."""
 
@@ -67,7 +67,8 @@ def _p(values: Float64Array) -> float:
 
     A pattern reaches |sum(d)| if the smaller of its two totals, of positive and of negative terms, is at most that of the data.
     So p counts subsets of the absolute differences by their sum: by enumeration if there are few, else by dynamic programming
-    over `CELLS` sums (Pagano, Tritchler 1983). Rounding down makes p too large by about 1 %, never too small.
+    over `CELLS` sums (Pagano, Tritchler 1983). Rounding down makes p too large by about 1 %, never too small. Sums are shares
+    of the reached one, since in shares of all, one large difference would round the small ones to 0.
     """
     size = np.abs(values)
     whole = float(size.sum())
@@ -80,9 +81,9 @@ def _p(values: Float64Array) -> float:
         for one in size:
             sums = np.concatenate([sums, sums + one])
         return 2 * float(np.mean(sums <= reach))
-    share = np.zeros(int(reach / whole * CELLS) + 1)  # of the patterns, by the sum of what they turn
+    share = np.zeros(CELLS + 1)  # of the patterns, by the sum of what they turn, up to what the data has
     share[0] = 1.0
-    for step in (size / whole * CELLS).astype(int):
+    for step in np.minimum(size / reach * CELLS, CELLS + 1).astype(int):
         turned = share[: max(0, len(share) - step)] / 2
         share /= 2
         share[len(share) - len(turned) :] += turned

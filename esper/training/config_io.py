@@ -57,7 +57,7 @@ def from_plain(plain: dict[str, Any]) -> Config:
         ConfigError: a plugin is missing, or the config was written by another version, with other options or keys.
     """
     for key, value in dotted(plain["values"]).items():
-        if isinstance(value, str) and "${" in value:  # resolving it could read the environment for the file's author
+        if "${" in repr(value):  # also within a list; resolving it could read the environment for the file's author
             raise ConfigError(f"the saved config has the interpolation {key}={value}, which Esper never writes: start a new run")
     load_plugins(plain["values"].get("plugins", ()))
     return _restored(plain)

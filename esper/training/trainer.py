@@ -1,5 +1,6 @@
 """The trainer: composes environment, buffer, agent and governor from a config, and runs update after update."""
 
+import math
 import shlex
 import time
 import warnings
@@ -143,7 +144,7 @@ class Trainer:
                 while self.update < config.updates:
                     episode = self.collect(telemetry, asked)
                     metrics = episode.metrics() | self.learn(episode) | {"time/save_seconds": saving}
-                    self._judge(float(episode.return_N.mean()))
+                    self._judge(float(episode.return_N.mean()), metrics.get("search/improved"))
                     self.update += 1
                     saving = self._save(episode, metrics, telemetry, provenance)
                 telemetry.finish(self.rows())
@@ -222,10 +223,16 @@ class Trainer:
             metrics["policy/anomalies"] = len(self.findings.present)
         return metrics
 
-    def _judge(self, mean_return: float) -> None:
+    def _judge(self, mean_return: float, improved: float | None = None) -> None:
         """Remember the checkpoint of the policy that just acted if its mean return is the highest so far: the newest one; for a
-        search, which draws its candidate during the update, the next one."""
-        if self.best is None or mean_return > self.best["return"]:
+        search, which draws its candidate during the update, the next one.
+
+        Args:
+            mean_return: of the hosts of the last episode; not finite if a reward is not.
+            improved: a search's own judgement, by discounted return; None for other controllers.
+        """
+        better = self.best is None or mean_return > self.best["return"] if improved is None else improved == 1
+        if better and math.isfinite(mean_return):
             saved = self.update + 1 if self.config.agent.one_episode else self.update
             self.best = {"update": saved, "played": self.update + 1, "return": mean_return}
 

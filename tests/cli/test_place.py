@@ -51,3 +51,5 @@ def test_a_sweep_over_values_ends_with_the_command_that_compares_its_runs(
     tasks = ["task=digits,digits_mlp", "agent=wait", "hosts=2", "steps=1", "updates=1", "task.epoch_samples=128"]
     _, arms = command._look_ahead([*tasks, f"hydra.sweep.dir={tmp_path}/tasks"], "config", many=True, show=False)
     assert arms == 0, "different tasks are not compared"
+    seeds = ["env=sandbox", "policy_seed=1,2", f"hydra.sweep.dir={tmp_path}/seeds"]
+    assert command._look_ahead(seeds, "config", many=True, show=False)[1] == 1, "nor is one arm with itself"

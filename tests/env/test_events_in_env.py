@@ -288,6 +288,7 @@ def test_metrics_of_seeds_have_one_kind_for_all_hosts_whose_events_stay(make_env
         _, reward, *_, info = env.step(plan_actions(*[(Op.GERMINATE, 0, 1)] * HOSTS))
         episode.add(info, reward)
     episode.close(info)
+    episode.seconds = 1.0
     kinds = {tag.partition("/kind_")[2] for tag in episode.metrics() if "/kind_" in tag}
     lacking = {text.split()[0] for text in episode.instance}
     assert kinds == {f"{kind}_an_event_stays" for kind in lacking}

@@ -59,6 +59,17 @@ def test_the_tolerant_watchdog_takes_a_drift_for_healthy():
         assert verdict.suspect_N[:2].tolist() == [suspect] * 2
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_constant_loss_has_no_limit_where_none_is_wanted():
+    governor = TolerantWatchdogConfig(least_spread=0.0).build(chance_loss=math.log(10))
+    loss_N = np.full(2, 0.5, dtype=np.float32)
+    health = governor.start(loss_N)
+    for _ in range(4):
+        verdict = governor.judge(health, loss_N, loss_N)
+        health = governor.after(health, verdict, loss_N)
+    assert verdict.cause_N.tolist() == [Cause.HEALTHY] * 2
+
+
 def test_a_high_training_loss_alone_is_no_divergence():
     assert judge([1e6], [2.0], [1.0]).cause_N[0] == Cause.HEALTHY
 

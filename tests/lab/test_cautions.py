@@ -39,6 +39,21 @@ def test_different_data_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "task is a digits and mnist5k, b digits and mnist5k; if this is a separate setting, add it to strata" in fault
 
 
+def test_pooled_runs_of_an_arm_have_one_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.lab.cautions.records_of", lambda _: [{}])
+
+    def run(block: int, **config: object) -> Run:
+        own = {"hosts": 4, "seed": block, "policy_seed": block, "task.split_seed": block, "agent.teacher": "random"}
+        return Run(arm="a", block=block, folder=Path(), seed=block, stratum="", config=own | config)
+
+    assert anomalies([run(0), run(1)]) == []
+    wide = {"agent.hidden": 256, "agent": "ppo"}
+    (warning,) = anomalies([run(0, **wide), run(1, **wide | {"agent.hidden": 64})])
+    assert warning == "the runs of a have different agent.hidden (256 and 64): compare their experiments one by one"
+    strata = [replace(run(block, **{"agent.hidden": block}), stratum=str(block)) for block in range(2)]
+    assert anomalies(strata) == [], "each setting may have its own"
+
+
 @pytest.mark.parametrize(
     ("record", "sentence"),
     [

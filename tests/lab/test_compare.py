@@ -13,7 +13,7 @@ import pytest
 from esper import compare as C
 from esper.cli.overrides import check
 from esper.config import ConfigError
-from esper.lab import comparison
+from esper.lab import comparison, integrity
 from esper.lab.about import WORDS
 from esper.lab.design import AnalysisPlan, Design, design
 from esper.lab.evaluation import Evaluation
@@ -63,7 +63,7 @@ def test_unlike_runs_are_refused_before_any_is_scored(
     digits = Run(arm="a", block=0, folder=Path("a"), updates=1, update=1, config={"task": "digits", "env": "growth"})
     table = replace(digits, arm="b", folder=Path("b"), config={"task": "table", "env": "growth"})
     sandbox = replace(digits, arm="c", folder=Path("c"), config={"task": "digits", "env": "sandbox"})
-    refuse = comparison._refuse_unlike
+    refuse = integrity.refuse_unlike
     refuse([digits, digits], [], planned=False, overrides=())
     refuse([digits, table], [], planned=True, overrides=())
     refuse([digits, table], [], planned=False, overrides=["task=digits"])

@@ -12,6 +12,7 @@ from esper.config import ConfigError
 from esper.growth.objective import CLASSIFICATION
 from esper.lab import comparison as S
 from esper.lab import scoring as J
+from esper.lab.advise import measured_spread
 from esper.lab.design import AA_CONTROL, AnalysisPlan, Design
 from esper.lab.power import Spread
 from esper.lab.report import differences
@@ -43,7 +44,7 @@ def compared(
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
     monkeypatch.setattr(S, "objective_of", lambda *_: CLASSIFICATION)
     monkeypatch.setattr(S, "anomalies", lambda *_: list(warnings))
-    planned = {name: value for name, value in asked.items() if name in ("outcome", "against", "alpha")}
+    planned = {name: value for name, value in asked.items() if name in ("outcome", "against", "alpha", "baselines")}
     blocks = len(next(iter(values.values())))
     arms = {arm: [f"hosts={index}"] for index, arm in enumerate(values)}
     plan = AnalysisPlan(**planned, looks=list(looks) or [blocks])
@@ -235,6 +236,50 @@ def test_what_to_do_next_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = [line for line in fallen.sentences() if line.startswith("measured standard deviation of a difference")]
     assert f": {fallen.results['accuracy'][0].difference.spread:.2g} pp" in line, "without the collapsed run, as in needed"
     assert any(line.startswith(f"to decide, start a new experiment of {pair.needed} blocks") for line in lines) or found._alike
+
+
+def test_alike_arms_say_nothing_about_baselines_and_the_control_is_no_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(3).standard_normal((3, 12)) * 3
+    same = dict.fromkeys(OUTCOMES, 60.0)
+    monkeypatch.setattr(
+        J, "score_baselines", lambda run, how: {name: same | {"accuracy": 0.3 * run.block} for name in how.baselines}
+    )
+    for names, alike in ((("a", "b"), True), (("a", AA_CONTROL), False)):
+        compared(monkeypatch, {name: noise[index] for index, name in enumerate(names)}, baselines=["wait"])
+        scores = {
+            (name, block): same | {"accuracy": float(noise[index, block])}
+            for index, name in enumerate(names)
+            for block in range(12)
+        }
+        monkeypatch.setattr(J, "score", lambda run, *_, scores=scores, **__: scores[run.arm, run.block])
+        lines = S.compare([Path("here")], CompareConfig(baselines=["wait"])).sentences()
+        assert any("learned to differ" in line and "wait" not in line for line in lines) == alike
+        assert any("the arms act alike" in line for line in lines) == alike
+        assert not any("learned to differ" in line and "wait" in line for line in lines)
+
+
+def test_an_outcome_of_trained_arms_needs_none_of_a_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(3).standard_normal((2, 12))
+    monkeypatch.setattr(J, "score_baselines", lambda run, how: {name: {"accuracy": 50.0} for name in how.baselines})
+    compared(monkeypatch, {"a": noise[0], "b": noise[1]}, baselines=["wait"])
+    greedy = {(arm, block): 50 + noise[index, block] for index, arm in enumerate("ab") for block in range(12)}
+    scored = {cell: dict.fromkeys(OUTCOMES, 0.0) | {"accuracy_greedy": value} for cell, value in greedy.items()}
+    monkeypatch.setattr(J, "score", lambda run, *_, **__: scored[run.arm, run.block])
+    found = S.compare([Path("here")], CompareConfig(baselines=["wait"]))
+    (pair,) = found.results["accuracy_greedy"]
+    assert {pair.difference.first, pair.difference.second} == {"a", "b"}
+    assert 0 < pair.difference.p < 1
+    assert pair.look == 12
+    assert len(found.results["accuracy"]) == 3
+
+
+def test_the_spread_that_was_assumed_is_that_of_the_planned_outcome() -> None:
+    made = Design(arms={"a": [], "b": []}, blocks=12, root=0, common=[], plan=AnalysisPlan(looks=[12]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.lab.advise.assumed_spread", lambda _: 2.4)
+        planned, other = (measured_spread(Spread(value=3.0), made, OUTCOMES[name])[0] for name in ("accuracy", "return"))
+    assert planned.endswith("assumed 2.4 pp")
+    assert "assumed" not in other
 
 
 def test_arms_that_act_alike_are_told_to_train_longer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,7 @@ def test_arms_are_read_as_typed(text: str, arms: dict[str, list[str]]) -> None:
         ("{1: hosts=1, '1': hosts=2}", {}, "two arms called"),
         ("reward: shaped", {"aa_control": False}, "a comparison needs at least two arms"),
         ("{aa_control: hosts=2, b: hosts=4}", {}, "is the name of the A/A control"),
+        ("{b: hosts=2, aa_control: hosts=4}", {"aa_control": False}, "is the name of the A/A control: rename the arm"),
         ("{a/b: hosts=2}", {}, "cannot name an arm"),
         ("{a: seed=3, b: hosts=2}", {}, "seed=3 cannot be set"),
         (REWARDS, {"common": ["+seed=3"]}, "set root instead"),
@@ -139,6 +140,9 @@ def test_a_folder_holds_one_experiment(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=f"an experiment that {sentence}"):
             other.save(tmp_path)
+    design(REWARDS, blocks=2, root=0, common=["updates=9", "hosts=4"]).save(tmp_path / "ordered")
+    with pytest.raises(ConfigError, match="an experiment that differs in the order of its overrides: "):
+        design(REWARDS, blocks=2, root=0, common=["hosts=4", "updates=9"]).save(tmp_path / "ordered")
 
 
 def test_blocks_can_be_added_but_not_taken_away(tmp_path: Path) -> None:

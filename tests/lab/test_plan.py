@@ -153,6 +153,29 @@ def test_returns_are_compared_where_all_arms_have_one_reward(arms: str, key: str
         check_sweep(command)
 
 
+HOSTS = "arms={a: hosts=4, b: hosts=8}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["arms={a: agent=bandit, b: agent=random}", "outcome=accuracy_greedy", "aa_control=false"],
+            "outcome=accuracy_greedy needs a policy that samples its actions, and agent=bandit does not: choose outcome=accuracy",
+        ),
+        (
+            [HOSTS, "baselines=[greedy_potential]", "env.potential=false"],
+            "baselines=greedy_potential reads growth potential, which the first arm does not have: leave it out",
+        ),
+        ([HOSTS, "baselines=[wait]", "outcome=learning"], "outcome=learning is measured of trained policies only, so no pair"),
+        ([HOSTS, "baselines=[wait]", "outcome=accuracy_greedy"], "outcome=accuracy_greedy is measured of trained policies only"),
+    ],
+)
+def test_what_could_never_have_a_verdict_is_refused(overrides: list[str], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^{sentence}"):
+        check_sweep(spelled_out(["sweep=ab", "blocks=12", *overrides, f"hydra.sweep.dir={tmp_path}"]))
+
+
 def test_looks_stay_when_blocks_are_added(tmp_path: Path) -> None:
     folder = tmp_path / "own"  # since tests have folders beside each other
     planned("arms=reward: shaped,sparse", "blocks=12", folder=folder).save(folder)
@@ -212,7 +235,7 @@ def test_a_file_that_is_no_plan_is_refused(text: str, sentence: str, tmp_path: P
         ["arms=reward: shaped,sparse", 'question=It\'s\n"one"\n', "baselines=[wait,static]", "against=wait", "margin=2.5"],
         ["arms=reward: shaped,sparse", "score_overrides=steps=30 task.data_share=[0.5]"],
         ["arms=reward: shaped,sparse", 'score_overrides=["devices=[cpu, cpu]", "steps=30"]'],
-        ["arms={aa_control: hosts=2, b: hosts=4}", "aa_control=false", "pilot='a folder/b'", "outcome=parameters", "margin=1.0"],
+        ["arms={a: hosts=2, b: hosts=4}", "aa_control=false", "pilot='a folder/b'", "outcome=parameters", "margin=1.0"],
     ],
 )
 def test_a_command_rebuilt_from_a_design_gives_the_same_design(overrides: list[str], tmp_path: Path) -> None:
@@ -257,6 +280,8 @@ def test_what_was_planned_is_no_deviation() -> None:
     found = planned("arms=reward: shaped,sparse", "score_hosts=8", "baselines=[wait]")
     assert deviations(found, as_planned(found.plan), []) == []
     assert deviations(found, CompareConfig(hosts=8, workers=4, final=True, figures="pdf", baselines=["wait"]), []) == []
+    two = replace(found, plan=replace(found.plan, baselines=["wait", "static"]))
+    assert deviations(two, CompareConfig(hosts=8, baselines=["static", "wait"]), []) == []
     assert deviations(found, CompareConfig(hosts=8, strata=["task"]), ["task=mnist5k"]) == [
         "baselines is [], but [wait] was planned",
         "strata is [task], but [] was planned",
@@ -276,6 +301,9 @@ def test_what_was_planned_is_no_deviation() -> None:
         ("policy_seed=null", "policy_seed", None),
         ("task.root='a, b'", "task.root", "a, b"),
         ("telemetry.decisions=true", "telemetry.decisions", True),
+        ("env.potential=off", "env.potential", False),
+        ("env.timetable=Yes", "env.timetable", True),
+        ("agent.actions=[{at:0,op:wait}]", "agent.actions", [{"at": 0, "op": "wait", "slot": 0, "blueprint": None}]),
     ],
 )
 def test_overrides_are_compared_with_configs_by_value(override: str, key: str, value: Any) -> None:

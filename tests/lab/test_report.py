@@ -215,7 +215,7 @@ def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
         assert (int(row["blocks"]), row["verdict"]) == (difference.blocks, verdict)
         assert row["p"] == (str(difference.p) if difference.blocks >= 2 else "")
 
-    assert len(rows) == 3 * len(OUTCOMES) + len(found.controls)
+    assert len(rows) == 3 * (len(OUTCOMES) - 1) + len(found.controls), "accuracy_greedy was not measured"
     table = (tmp_path / "differences.tex").read_text()
     assert table.count(r" \\") == 1 + sum(int(row["blocks"]) >= 2 for row in rows)
     assert r"accuracy & a & aa\_control & 12 &" in table
@@ -226,10 +226,22 @@ def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
 def test_figures_are_written_in_the_format(found: S.Comparison, tmp_path: Path, kind: str, magic: bytes) -> None:
-    wanted = replace(found, config=CompareConfig(figures=kind))
+    wanted = replace(found, config=replace(found.config, figures=kind))
     paths = {path.name: path for path in write(wanted, tmp_path, "python -m esper.compare x")}
     assert set(paths) == {*FILES, *(f"{name}.{kind}" for name in ("slopes", "front"))}, "nothing was recorded in training"
     assert all(paths[name].read_bytes().startswith(magic) for name in set(paths) - {*FILES})
+
+
+def test_an_exploratory_comparison_replaces_no_planned_report(found: S.Comparison, tmp_path: Path) -> None:
+    def report(**settings: Any) -> str:
+        return write(replace(found, config=replace(found.config, **settings)), tmp_path, "")[0].name
+
+    assert report() == "report.html"
+    assert report(final=False, workers=3, baselines=["wait"]) == "report.html"
+    assert report(hosts=8) == "report_hosts=8.html"
+    assert report(margin=2.0, against="a") == "report_margin=2_against=a.html"
+    assert report(outcome="parameters") == "report_outcome=parameters.html"
+    assert report(baselines=[]) == "report_no_baselines.html"
 
 
 def test_json_holds_no_nan(found: S.Comparison, tmp_path: Path) -> None:

@@ -96,6 +96,39 @@ def test_incompatible_values_are_not_run(tmp_path: Path) -> None:
     assert not [line for line in made.table() if "trial-000" in line]
 
 
+def test_a_trial_that_fails_twice_is_left_out(tmp_path: Path) -> None:
+    first = tuning(tmp_path, trials=3)
+    assert first.left_out(first.next(), {"trial-000": "it is too large"})
+    again = tuning(tmp_path, trials=3)
+    trials = again.next()
+    assert again.left_out(trials, {"trial-000": "another reason"}), "which may be gone next time"
+    trials = tuning(tmp_path, trials=3).next()
+    resumed = tuning(tmp_path, trials=3)
+    assert not resumed.left_out(trials, {"trial-000": "another reason"})
+    resumed.learn(trials)
+    assert "trial-000: " in resumed.line(0)
+    assert resumed.line(0).endswith("cannot be run: another reason")
+    assert [*resumed.next()] == ["trial-001"]
+    assert resumed.left_out(resumed.next(), {BASELINE: "no disk"})
+    assert tuning(tmp_path, trials=3).left_out(trials, {BASELINE: "no disk"}), "without it, there is no gain"
+
+
+def test_the_command_that_confirms_needs_no_policy_seed(tmp_path: Path) -> None:
+    asked = TuneConfig(**CONFIG | {"trials": 12})
+    space = search_space(asked, ["agent=react_bandit", "agent.drop=int(interval(2, 8))"])
+
+    class Drops(Tuning):
+        def _outcomes(self, arm: str, overrides: Sequence[str]) -> list[float]:
+            return [float(overrides[0].partition("=")[2]) if overrides else 0.0] * 2
+
+    made = Drops(space, tmp_path)
+    while trials := made.next():
+        made.learn(trials)
+    command = shlex.split(made.table()[-1].partition("python -m ")[2])
+    assert "aa_control=false" in command
+    assert check_sweep(spelled_out(command[2:]))
+
+
 def test_the_command_that_confirms_the_best_composes(tmp_path: Path) -> None:
     made = run(tuning(tmp_path, "sweep=tune", "task.instances=healthy", trials=12))
     command = shlex.split(made.table()[-1].partition("python -m ")[2])

@@ -65,6 +65,21 @@ def test_counts_in_cells_are_an_upper_bound_that_is_close(differences: np.ndarra
     assert ties or rounded <= 1.02 * exact + 2.0 ** (2 - len(differences))
 
 
+@pytest.mark.parametrize("outlier", [30.0, 1e4, 1e6])
+def test_one_large_difference_hides_no_small_ones(outlier: float) -> None:
+    """As where a run collapses."""
+    rest = 1 + 0.1 * generator(1).standard_normal(12)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ENUMERATED", 0)
+        assert sign_flip(np.append(rest, outlier)).p == pytest.approx(2.0**-12)
+        mixed = sign_flip(np.append(rest * np.tile([1, 1, -1], 4), outlier)).p
+    assert mixed == pytest.approx(sign_flip(np.append(rest * np.tile([1, 1, -1], 4), outlier)).p, rel=0.02)
+    many = np.append(1 + 0.1 * generator(2).standard_normal(19), outlier)
+    found = sign_flip(many)
+    assert found.p == pytest.approx(2.0**-19)
+    assert found.interval.low > 0
+
+
 @pytest.mark.parametrize("count", [14, 30, 200])
 def test_a_large_difference_has_the_smallest_possible_p(count: int) -> None:
     """So that an early look, whose level is far below 1 / 10,000, can decide."""

@@ -44,6 +44,10 @@ def test_interpolations_in_a_saved_config_are_not_resolved(monkeypatch):
     plain["values"]["task"]["split_seed"] = "${oc.env:SECRET}"
     with pytest.raises(ConfigError, match=r"the interpolation task\.split_seed=\$\{oc\.env:SECRET\}, which Esper never"):
         from_plain(plain)
+    plain["values"]["task"]["split_seed"] = 0
+    plain["values"]["slots"]["where"] = ["${oc.env:SECRET}"]
+    with pytest.raises(ConfigError, match=r"the interpolation slots\.where=\['\$\{oc\.env:SECRET\}'\], which Esper never"):
+        from_plain(plain)
 
 
 def test_values_are_those_of_omegaconf():

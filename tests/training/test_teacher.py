@@ -101,6 +101,9 @@ def test_a_longer_run_does_not_imitate_again_and_needs_no_teacher_any_more(polic
     assert newest(folder)["teacher"] is None
     shutil.rmtree(policy)
     ready(continued(config(f"resume={folder}", "updates=8"), [f"resume={folder}", "updates=8"]))
+    ready(config(*teacher, "updates=8"), folder=folder)
+    with pytest.raises(ConfigError, match=r"^agent\.teacher=.* is neither"):
+        ready(config(*teacher, "updates=8"), folder=tmp_path / "new")
     assert imitated(run(folder, *teacher, "updates=8")) == [True] + [False] * 7
 
 

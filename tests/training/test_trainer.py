@@ -1,6 +1,7 @@
 """The trainer: a run learns and repeats itself, its details, twins, scripted agents, and several reward modes."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -79,6 +80,19 @@ def test_controllers_that_do_not_learn(agent, tmp_path):
     plain = check(["hosts=2", "steps=3", "updates=1", "telemetry=quiet", f"agent={agent}"])
     Trainer(plain, tmp_path).run()
     assert "policy/kl" not in read_records(tmp_path / "metrics.jsonl")[0]
+
+
+def test_the_best_policy_is_judged_by_its_search_and_never_by_what_is_no_number(tmp_path):
+    trainer = Trainer(config(), tmp_path)
+    trainer._judge(math.nan)
+    assert trainer.best is None, "or nothing could be higher"
+    trainer._judge(5.0)
+    trainer._judge(4.0)
+    assert trainer.best["return"] == 5.0
+    trainer._judge(6.0, improved=0.0)  # by discounted return
+    assert trainer.best["return"] == 5.0
+    trainer._judge(4.0, improved=1.0)
+    assert trainer.best["return"] == 4.0
 
 
 def test_several_reward_modes_train_side_by_side_and_are_evaluated_by_one(tmp_path):

@@ -14,6 +14,7 @@ from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urge
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
 from esper.env.actions import PARAMETER_HEADS, RELEVANT, VALUES, EnvSpec, Head, Observation, Op, segments
+from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import BoolArray, IntArray
 from esper.ranges import check_ranges
 
@@ -112,11 +113,19 @@ class ScheduleConfig(AgentConfig):
             if head not in self.heads.pinned:
                 continue
             held = getattr(self.heads, name)
-            if held != value or (action.op == "set_alpha_target" and head == Head.ALPHA_TARGET):
+            if held != value:
                 raise ValueError(
                     f"agent.actions has op={action.op} with {name}={value}, but agent.heads.{name}={held} fixes it: set "
                     f"agent.heads.{name}=free"
                 )
+
+    def check_slots(self, slots: SlotsConfig) -> None:
+        fixed = self.heads.alpha_target if Head.ALPHA_TARGET in self.heads.pinned else None
+        if fixed and not slots.switchable and any(action.op == "set_alpha_target" for action in self.actions):
+            raise ValueError(
+                f"agent.actions has op=set_alpha_target, but agent.heads.alpha_target={fixed} fixes it: set "
+                "agent.heads.alpha_target=free, or slots.switchable=true, with which seeds that were kept are switched off and on"
+            )
 
     @property
     def planned(self) -> list[tuple[str, ActionConfig]]:
