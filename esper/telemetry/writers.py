@@ -64,12 +64,12 @@ def _typed(value: Any, hint: Any, needed: str) -> Any:
     Raises:
         ValueError: it does not fit.
     """
-    kind, inner = get_origin(hint) or hint, get_args(hint)
+    kind, inner = get_origin(hint) or hint, (get_args(hint) or (Any,))[-1]  # of a list or a dict
     if kind is list and isinstance(value, list):
-        fitting = [_typed(one, *inner, f"{needed}[{place}]") for place, one in enumerate(cast(list[Any], value))]
+        fitting = [_typed(one, inner, f"{needed}[{place}]") for place, one in enumerate(cast(list[Any], value))]
         return value if fitting == value else fitting
     if kind is dict and isinstance(value, dict):
-        return {key: _typed(one, inner[1], f"{needed}.{key}") for key, one in cast(dict[Any, Any], value).items()}
+        return {key: _typed(one, inner, f"{needed}.{key}") for key, one in cast(dict[Any, Any], value).items()}
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if number and kind in (float, str):
         return kind(value)
