@@ -126,7 +126,7 @@ def test_without_a_seed_every_environment_draws_a_root_that_repeats_its_episodes
     assert first.population.root == np.ravel(infos[0]["root"])[0]
     seen, info = first.reset(options={"episode": 4})
     assert np.array_equal(info["root"], infos[0]["root"]), "drawn once"
-    root, number = (int(np.ravel(info[name])[0]) for name in ("root", "episode"))
+    root, number = (int(np.ravel(info[name])[0]) for name in ("root", "host_episode"))
     again, _ = second.reset(seed=root, options={"episode": number})
     assert all(np.array_equal(again[name], seen[name]) for name in seen)
     assert np.all(make([*SANDBOX, "seed=3"]).reset()[1]["root"] == 3)

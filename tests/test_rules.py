@@ -118,7 +118,7 @@ BAD: list[tuple[str, str]] = [
     ("task.events.kinds=[turn] task.events.count=[2]", "a second event of the same kind would change nothing"),
     ("task=digits_drift task.events.passing=[mirror]", "task.events.passing=[mirror] never happens"),
     (
-        "steps=40 task.events.kinds=[invert,slow] task.events.count=[3] task.events.last=30",
+        "steps=40 task.events.kinds=[invert] task.events.count=[2] task.events.last=30",
         "task.events.lasts=0 is forever, and a second event of the same kind would change nothing",
     ),
     ("task=digits_drift task.events.lasts=[0]", "task.events.passing needs task.events.lasts of at least 1"),

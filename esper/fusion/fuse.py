@@ -137,7 +137,7 @@ class Fleet:
         for layer, name in [place for several in places.values() for place in several]:
             delattr(layer, name)
         self._slots = [(several, rows[origin].shape) for origin, several in places.items()]
-        values = [rows[origin].flatten(1) for origin in places]
+        values = [rows[origin].reshape(self.members, -1) for origin in places]  # also scalars
         none = torch.zeros(self.members, 0, device=device)
         self.flat = torch.cat(values or [none], 1).contiguous().requires_grad_()
         self._sizes = [value.shape[1] for value in values]

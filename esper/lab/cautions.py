@@ -120,7 +120,7 @@ def early_baselines(runs: Sequence[Run], baselines: Sequence[str], overrides: Se
 def _mixed(runs: Sequence[Run]) -> list[str]:
     """Return a warning if the runs of an arm, which come from several experiments, have different configs."""
     keys = dict.fromkeys(key for run in runs for key in run.config if not {key, group_of(key)} & {*UNSHARED, *OWN_BY_BLOCK})
-    values = {key: dict.fromkeys(str(run.config.get(key)) for run in runs) for key in keys}
+    values = {key: dict.fromkeys(str(run.config[key]) for run in runs if key in run.config) for key in keys}
     differ = [f"{key} ({' and '.join(found)})" for key, found in values.items() if len(found) > 1]
     if not differ:
         return []

@@ -80,7 +80,7 @@ class Comparison:
     def unplanned(self) -> list[str]:
         """Differences from the planned comparison, as overrides: those of the evaluation, and other settings."""
         if self.design is None:
-            return list(self.overrides)
+            return [*(f"with {folder.name}" for folder in self.folders[1:]), *self.overrides]
         changes = [one for one in self.overrides if one not in self.design.plan.score_overrides]
         settings = {name: got for name, (got, _) in other_settings(self.design, self.config).items()}
         if "outcome" in settings:
@@ -135,7 +135,7 @@ class Comparison:
     def _said(self, result: PairResult) -> str:
         """Return the sentence on a pair. If the arms act alike, it names no number of blocks, since more would not help."""
         pair = result.difference
-        if self._alike and result.verdict is Conclusion.undecided and {pair.first, pair.second} <= {*self._trained}:
+        if self._is_alike(result):
             return f"undecided between {pair.first} and {pair.second}: their policies have not learned to differ yet"
         return str(result)
 
@@ -151,12 +151,16 @@ class Comparison:
         lines = measured_spread(spread, self.design, self.outcome)
         looks = self.design.plan.looks if self.design else [max(result.difference.blocks for result in results)]
         test = PlannedTest(margin=results[0].margin, looks=looks, alpha=self.config.alpha, pairs=len(pairs))
-        trained = {*self._trained}
-        stuck = self._alike and all({*pair} <= trained for pair, result in zip(pairs, results, strict=True) if not result.decided)
-        lines += advice(spread, test) if spread and not stuck else []
+        open_ = [result for result in results if not (result.decided or self._is_alike(result))]
+        lines += advice(spread, test) if spread and open_ else []
         if self.folders and not self.deviations:
-            lines += next_experiment(results, self.design, self.folders[0], self._longer if stuck else None)
+            lines += next_experiment(open_ or results, self.design, self.folders[0], None if open_ else self._longer)
         return lines
+
+    def _is_alike(self, result: PairResult) -> bool:
+        """Return whether a pair is undecided since its arms act alike."""
+        arms = {result.difference.first, result.difference.second}
+        return self._alike is not None and result.verdict is Conclusion.undecided and arms <= {*self._trained}
 
     @property
     def _trained(self) -> list[str]:

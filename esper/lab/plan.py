@@ -134,11 +134,6 @@ def _check(found: Design, looks: Sequence[int]) -> None:
         raise ConfigError(f"looks={list(looks)} must increase, and each be at least {MIN_BLOCKS}: write them as in looks=[12,24]")
     if clash := {*found.arms} & {*plan.baselines}:
         raise ConfigError(f"baselines={clash.pop()} is already an arm: rename the arm, or remove it from baselines")
-    if plan.baselines and plan.outcome in (GREEDY, *TRAINING):
-        raise ConfigError(
-            f"outcome={plan.outcome} is measured of trained policies only, so no pair with a baseline could get a verdict: "
-            "choose another outcome, or leave baselines out"
-        )
     arms = [arm for arm in (*found.arms, *plan.baselines) if arm != AA_CONTROL]
     if plan.against not in (None, *arms):
         raise ConfigError(f"against={plan.against} is not an arm: choose from {', '.join(arms)}")
@@ -184,6 +179,11 @@ def check_arms(found: Design, configs: Sequence[Config]) -> None:
         configs: config of one run of every arm, in their order.
     """
     _check_control(found, configs[0])
+    if found.plan.baselines and found.plan.outcome in (GREEDY, *TRAINING):
+        raise ConfigError(
+            f"outcome={found.plan.outcome} is measured of trained policies only, so no pair with a baseline could get a verdict: "
+            "choose another outcome, or leave baselines out"
+        )
     for name in (name for name in found.plan.baselines if name in standalone_agents()):
         if unseen := GROUPS["agent"][name].unseen(configs[0].env):
             raise ConfigError(f"baselines={name} reads {unseen}, which the first arm does not have: leave it out")

@@ -62,16 +62,21 @@ class RayLauncher(Launcher):
             try:
                 result = ray.get(task)
             except RayError as error:
-                result = _lost(str(error), initial_job_idx + len(returns))
+                result = _lost(str(error), job_overrides[len(returns)], initial_job_idx + len(returns))
             if not isinstance(result, JobReturn):
                 sys.exit(result)
             returns.append(result)
         return returns
 
 
-def _lost(error: str, number: int) -> JobReturn:
-    """Return the result of a run whose process was killed."""
-    failure = Failure(run=f"run {number}", reason=f"Ray lost its process, most likely out of memory: {' '.join(error.split())}")
+SUBDIR = "hydra.sweep.subdir="
+
+
+def _lost(error: str, overrides: Sequence[str], number: int) -> JobReturn:
+    """Return the result of a run whose process was killed, named by its folder, or else by its number."""
+    folders = [one.removeprefix(SUBDIR) for one in overrides if one.startswith(SUBDIR)]
+    reason = f"Ray lost its process, most likely out of memory; {' '.join(error.split())}"
+    failure = Failure(run=folders[0] if folders else f"run {number}", reason=reason)
     return JobReturn(_return_value=failure, status=JobStatus.COMPLETED)
 
 

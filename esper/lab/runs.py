@@ -244,10 +244,10 @@ def find_runs(folders: Sequence[Path], strata: Sequence[str] = ()) -> list[Run]:
     for run in found:
         twin = there.setdefault((run.arm, run.block), run)
         if twin is not run:
-            aside = "" if run.digest == twin.digest else f"; they differ only in what makes no arms ({', '.join(UNSHARED)})"
+            keys = [key for key in run.config if str(run.config[key]) != str(twin.config.get(key))]
+            aside = f", which differ in {keys[0]}" if keys else ""
             raise ConfigError(
-                f"{run.folder} and {twin.folder} are the same run, block {run.block} of arm {run.arm}: name only one of "
-                f"them{aside}"
+                f"{run.folder} and {twin.folder} are both block {run.block} of arm {run.arm}{aside}: name only one of them"
             )
     return found
 

@@ -58,8 +58,8 @@ class BlockSweeper(CellSweeper):
         from esper.lab.plan import check_arms, experiment
 
         found = experiment(hydra, common)
-        _check_measured(found.plan.outcome, configs)
         if not (Path(hydra.sweep.dir) / FILE).exists():  # an experiment that has begun is resumed as it is
+            _check_measured(found.plan.outcome, configs)
             check_arms(found, configs)
 
     def sweep(self, arguments: list[str]) -> Any:
@@ -116,7 +116,7 @@ class TuneSweeper(CellSweeper):
                 for trial in trials.values():
                     trial.fault = self._fault([*space.common, *trial.overrides])
                 ran = self.run_cells(f"trial {known + len(trials)} of {space.config.trials}", tuning.cells(trials))
-                if tuning.left_out(trials, {one.run.partition("/")[0]: one.reason for one in failures(ran)}):
+                if tuning.left_out(trials, {one.run.partition("/")[0]: one.reason.partition("; ")[0] for one in failures(ran)}):
                     end_if_failed(ran, self.folder)
                 results += [one for one in ran if not isinstance(one.return_value, Failure)]  # else left out
                 tuning.learn(trials)

@@ -217,8 +217,8 @@ class SlotSensor:
         if not self._warned:
             warnings.warn(
                 f"growth potential is unknown in slot {self.slot.name}: a batch has {vectors} vectors there, and it takes more "
-                f"than {self.slot.channels + 1}, one per feature and one for the constant: raise task.batch_size, or lower "
-                "optimiser.micro_batches",
+                f"than {self.slot.channels + 1}, one per feature and one for the constant: use a larger batch (in a run, raise "
+                "task.batch_size, or lower optimiser.micro_batches)",
                 stacklevel=2,
             )
         self._warned = True

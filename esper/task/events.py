@@ -15,6 +15,7 @@ Drifts of the data (`esper.task.drifts`) replace each other, and so do changes o
 
 # K classes
 
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -180,10 +181,13 @@ class EventsConfig:
                 f"{self.last - self.first}: raise last, or lower count, gap, ramp or lasts"
             )
         if 0 in self.lasts and self._repeats():
-            raise ValueError(
+            text = (
                 "task.events.lasts=0 is forever, and a second event of the same kind would change nothing: list more kinds in "
                 "task.events.kinds, raise task.events.recurs, lower task.events.count, or leave 0 out of task.events.lasts"
             )
+            if 1 in (self.recurs, len(self.kinds)):
+                raise ValueError(text)
+            warnings.warn(text, stacklevel=3)  # only some hosts may have such events
 
     def _repeats(self) -> bool:
         """Return whether a host can have the same drift, or the same change of learning rates, twice in a row."""

@@ -61,7 +61,7 @@ class PlainConsole(Writer):
 
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
         """Keep what the summary needs: only written updates, since a resumed run knows no others."""
-        self._history.add(metrics)
+        self._history.add(update, metrics)
 
     def show(self, update: int, metrics: Mapping[str, float]) -> None:
         """Print the metrics when a tenth of the updates is complete, and the expected time after the first update.

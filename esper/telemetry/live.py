@@ -15,7 +15,7 @@ from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer
 from esper.telemetry.summary import BAD, COMMAND, GOOD, HEADING, Line, summary_lines
 from esper.telemetry.tags import ROLLBACKS, STAGES, in_terms_of
-from esper.telemetry.text import bins, clock, counted, number, quantity, short, spark
+from esper.telemetry.text import bins, clock, number, quantity, short, spark
 from esper.telemetry.trend import History
 
 SHOWN = {
@@ -86,7 +86,7 @@ class LiveConsole(Writer):
 
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
         """Keep what the curves and the summary need: only written updates, since a resumed run knows no others."""
-        self._history.add(metrics)
+        self._history.add(update, metrics)
 
     def show(self, update: int, metrics: Mapping[str, float]) -> None:
         """Store the metrics of an update for the next redraw."""
@@ -152,7 +152,7 @@ class LiveConsole(Writer):
                 ends = f"{short(min(values))} to {short(max(values))}" if len(curve) > 1 else ""
                 table.add_row(label, quantity(tag, self._latest[tag]), spark(curve), ends)
         rollbacks = sum(sum(self._history.series.get(tag, ())) for tag in ROLLBACKS)
-        table.add_row("rollbacks", number(rollbacks), "", f"in {counted(self._history.updates, 'update')}")
+        table.add_row("rollbacks", number(rollbacks), "", f"in {self._history.counted(self._history.updates)}")
         return table
 
     def _stages(self) -> Table:

@@ -4,7 +4,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -110,17 +110,21 @@ class History:
             resume_update: number of updates in the resumed state.
         """
         self.series: dict[str, list[float]] = {}
-        self.updates = 0
+        self.updates = self._newest = 0
         if resume_update and (path := folder / "metrics.jsonl").exists():
             from esper.telemetry.jsonl import read_records  # late: a first start needs no reader
 
             for record in read_records(path):
                 if record["update"] <= resume_update:
-                    self.add(record)
+                    self.add(int(record["update"]), record)
 
-    def add(self, metrics: Mapping[str, float]) -> None:
+    def counted(self, updates: int) -> str:
+        """Return a number of updates in words: "5 updates", or "5 written updates" if others were not written."""
+        return counted(updates, "update" if self.updates == self._newest else "written update")
+
+    def add(self, update: int, metrics: Mapping[str, float]) -> None:
         """Add the measured metrics of a written update."""
-        self.updates += 1
+        self.updates, self._newest = self.updates + 1, update
         for tag, value in metrics.items():
             if math.isfinite(value):
                 self.series.setdefault(tag, []).append(value)
@@ -131,5 +135,6 @@ class History:
         found: dict[str, Trend] = {}
         for tag in JUDGED:
             if values := self.series.get(tag):
-                found[tag] = trend(values, planted if len(planted) == len(values) else ())
+                one = trend(values, planted if len(planted) == len(values) else ())
+                found[tag] = one if len(values) >= MIN_UPDATES else replace(one, word=f"only {self.counted(len(values))}")
         return found

@@ -48,9 +48,11 @@ def check_writers(entries: list[object]) -> dict[str, WriterConfig]:
             why = f"its settings are {', '.join(keys)}" if keys else "it has no settings"
             raise ValueError(f"telemetry.writers={name} does not take {settings}: {why}")
         hints = get_type_hints(WRITERS[name])
-        found[name] = WRITERS[name](
-            **{key: _typed(value, hints[key], f"telemetry.writers={name} needs {key}") for key, value in settings.items()}
-        )
+        given = {key: _typed(value, hints[key], f"telemetry.writers={name} needs {key}") for key, value in settings.items()}
+        try:
+            found[name] = WRITERS[name](**given)
+        except TypeError as error:  # a setting of a plugin's writer is missing
+            raise ValueError(f"telemetry.writers={name} does not take {settings}: its settings are {', '.join(keys)}") from error
     return found
 
 
@@ -59,7 +61,8 @@ WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 
 def _typed(value: Any, hint: Any, needed: str) -> Any:
-    """Return a setting in the type of its field; a number where a text is needed becomes one. Other types are left alone.
+    """Return a setting in the type of its field; a number where a text is needed becomes one. Other types, and null, are
+    left alone.
 
     Raises:
         ValueError: it does not fit.
@@ -73,6 +76,6 @@ def _typed(value: Any, hint: Any, needed: str) -> Any:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if number and kind in (float, str):
         return kind(value)
-    if kind in WORDS and type(value) is not kind:
+    if kind in WORDS and value is not None and type(value) is not kind:
         raise ValueError(f"{needed} to be {WORDS[kind]}, got {value!r}")
     return value

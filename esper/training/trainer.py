@@ -271,7 +271,8 @@ class Trainer:
             )
         check_data(state, self.env.hparams())
         with entries(newest):
-            self.update, self.best = state["update"], state.get("best")
+            self.update, best = state["update"], state.get("best")
+            self.best = best if best and math.isfinite(best["return"]) else None  # an earlier version kept what is no number
             self.watch.load_state_dict(state["watch"])
             self.drift.load_state_dict(state["drift"])
             self.buffer.load_state_dict(state["buffer"])

@@ -1,11 +1,13 @@
 """`esper.grow`: slots in any PyTorch module."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from esper.fusion.layout import Layout
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.roles import Incubation
@@ -16,6 +18,8 @@ from esper.wrappers.growing_slot import evaluating, has_slot, slot_spec
 UNMEASURED = ("min_gradient_ratio", "max_gradient_norm")
 """Gates whose values only Esper's own training loop measures."""
 
+NOT_SEQUENCES = (nn.BatchNorm1d, nn.InstanceNorm1d, nn.Dropout1d)
+"""Layers that take the second of three axes for the channels."""
 CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d)
 """Layers whose outputs `[B, C, L]` would be taken for sequences."""
 
@@ -92,4 +96,28 @@ def _specs(module: nn.Module, places: Mapping[str, str], example: Any) -> list[S
     for name, found in outputs.items():
         if len(found) != 1:
             raise ValueError(f"slots: {places[name]} runs {len(found)} times per forward pass: choose one that runs once")
-    return [slot_spec(name, found[0]) for name, found in outputs.items()]
+    specs = [slot_spec(name, found[0]) for name, found in outputs.items()]
+    for spec in (spec for spec in specs if spec.layout is Layout.SEQUENCES and outputs[spec.name][0].dim() == 3):
+        _check_sequences(module, places[spec.name])
+    return specs
+
+
+def _check_sequences(module: nn.Module, path: str) -> None:
+    """Raise ValueError if the output `[B, T, C]` of a submodule has its axes in another order, and warn if it may."""
+    layers = list(module.get_submodule(path).modules())
+    if isinstance(layers[0], NOT_SEQUENCES):
+        raise ValueError(
+            f"slots: {path} is a {type(layers[0]).__name__}, which takes the second of three axes for the channels, and seeds "
+            "grow on sequences [B, T, C]: put the slot after a submodule with the channels in the last"
+        )
+    if any(isinstance(layer, nn.MultiheadAttention) and not layer.batch_first for layer in layers):
+        raise ValueError(
+            f"slots: {path} has the batch in the second of three axes, and seeds grow on sequences [B, T, C]: build it with "
+            "batch_first=True"
+        )
+    if any(isinstance(layer, CHANNELS_FIRST) for layer in module.modules()):
+        warnings.warn(
+            f"slot after {path}: its output is taken for sequences [B, T, C], and other layers of this module have the channels "
+            "in the second of three axes: make sure that this one does not",
+            stacklevel=4,
+        )

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,11 +29,21 @@ from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import EMPTY, BoolArray, SlotState, Stage, empty
 from esper.measure.potential import SlotSensor
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
-from esper.wrappers.growing_slot import IN_LOOP, OFF, GrowingSlot, OneInput, SeedRole, evaluating, on_cpu, slot_gradients
-from esper.wrappers.refusal import check_weight, refusal, warn_of_no_epoch, warn_of_several_processes
-from esper.wrappers.score import Contribution, Score, difference, mean_score
+from esper.wrappers.growing_slot import (
+    IN_LOOP,
+    OFF,
+    GrowingSlot,
+    OneInput,
+    SeedRole,
+    evaluating,
+    on_cpu,
+    parameter_near,
+    slot_gradients,
+)
+from esper.wrappers.refusal import before_planting, check_checkpoint, check_weight, refusal, warn_of_no_epoch
+from esper.wrappers.score import Contribution, Score, check_scores, difference, mean_score
 from esper.wrappers.seed_groups import SeedGroups
-from esper.wrappers.topology import able_in, blueprint_for, choice, contents, described, label, restored, whole
+from esper.wrappers.topology import able_in, blueprint_for, choice, contents, labelled, planted, replant, whole
 
 
 class GrowableModule(nn.Module):
@@ -64,6 +73,9 @@ class GrowableModule(nn.Module):
         self.slots = nn.ModuleList([GrowingSlot(spec) for spec in specs])
         for slot, path in zip(self._slots, self._paths, strict=True):
             slot.hook(module.get_submodule(path))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_groups": None}  # a copy, or a file, would hold the optimizer and its state of all parameters
 
     @property
     def _slots(self) -> list[GrowingSlot]:
@@ -127,11 +139,11 @@ class GrowableModule(nn.Module):
         index = self._permitted(slot, "germinate", may_germinate(self._state, self.rules, self._chosen_S))
         here, how, shape = self._slots[index], choice("blend", Blend, blend), choice("curve", Curve, curve)
         check_weight(alpha, above=0)
+        before_planting(self.module, slot, self._paths[index])
         config, ticks = blueprint_for(blueprint, here.spec), whole("ramp", ramp)
         if is_informed(config) and loss is None:
             raise ValueError("init=informed needs the gradient at the slot: give germinate(..., loss=function) too")
         gradients = self._gradients(loss)[index] if is_informed(config) and loss is not None else None
-        warn_of_several_processes()
         here.plant(config, how, self._like(index), gradients)
         self._set(
             operations.germinate(
@@ -206,7 +218,9 @@ class GrowableModule(nn.Module):
         Nothing else gets a gradient; the pass runs in evaluation mode. Without such a seed, it does nothing.
 
         Args:
-            loss: function that computes the loss of the current batch, such as `lambda: criterion(net(x), y)`.
+            loss: function that computes the loss of the current batch as it is backpropagated, such as
+                `lambda: criterion(net(x), y)`, or `lambda: scaler.scale(criterion(net(x), y)) / batches` with a gradient scaler
+                and gradients that are accumulated.
         """
         self._loop_ran, learns_S = True, self._in_loop()
         if not learns_S.any():
@@ -220,7 +234,7 @@ class GrowableModule(nn.Module):
                 if behind:
                     slot.play(replace(IN_LOOP, learns=bool(learns)))
             with evaluating(self), torch.enable_grad():
-                loss().backward()
+                loss().backward(inputs=[one for one in self.slots.parameters() if one.requires_grad])
         finally:
             for parameter in held:
                 parameter.requires_grad_(True)
@@ -253,8 +267,7 @@ class GrowableModule(nn.Module):
             for name in filter(self.alpha, self._names):
                 with self.without(name):
                     found[name] = difference(score_now, score())
-        if not np.isfinite([mean_score(score_now), *(one.value for one in found.values())]).all():
-            raise ValueError("score() returned a value that is not finite: nothing was recorded")
+        check_scores(score_now, found, self.gates.contribution_z)
         value_S, error_S = np.zeros((2, len(self.slots)), dtype=np.float32)
         for name, one in found.items():
             value_S[self._index(name)], error_S[self._index(name)] = one.value, one.error or 0.0
@@ -279,13 +292,13 @@ class GrowableModule(nn.Module):
 
         Returns:
             Growth potential by slot and blueprint, as in conv_light or, for a config, conv_light(kernel=5) [nats per unit of the
-            seed's learning rate].
+            seed's learning rate]; NaN in a slot where the batch has too few samples, with a warning.
         """
+        if isinstance(blueprints, str):
+            raise ValueError(f"blueprints must be a list, got {blueprints!r}: write blueprints=['{blueprints}']")
         found: dict[str, dict[str, float]] = {}
         for slot, gradients in zip(self._slots, self._gradients(loss), strict=True):
-            asked = blueprints or able_in(slot.spec)
-            built = [blueprint_for(one, slot.spec) for one in asked]
-            configs = {one if isinstance(one, str) else label(config): config for one, config in zip(asked, built, strict=True)}
+            configs = labelled(blueprints or able_in(slot.spec), slot.spec)
             sensor = SlotSensor(list(configs.values()), slot.spec, gradients.grad.device)
             found[slot.spec.name] = dict(zip(configs, sensor.measure(gradients)[0].tolist(), strict=True))
         return found
@@ -312,26 +325,15 @@ class GrowableModule(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return what a checkpoint holds besides parameters: the state of the slots, and the blueprints of their seeds."""
-        seeds = {
-            str(index): {**described(slot.blueprint), "blend": int(slot.blend)}
-            for index, slot in enumerate(self._slots)
-            if slot.blueprint is not None
-        }
         arrays = {name: torch.from_numpy(array.copy()) for name, array in self._state.arrays().items()}
-        return {"slots": list(self._names), "state": arrays, "seeds": seeds, "born": list(self._born)}
+        incubation = self.rules.incubation.value
+        held = {"slots": list(self._names), "state": arrays, "seeds": planted(self._slots), "born": list(self._born)}
+        return held | {"incubation": incubation}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Plant the seeds of a checkpoint; `load_state_dict` then loads their parameters."""
-        if tuple(state["slots"]) != self._names:
-            raise ValueError(
-                f"the checkpoint has the slots {', '.join(state['slots'])}, but this module has "
-                f"{', '.join(self._names)}: call esper.grow with the slots of the checkpoint"
-            )
-        with torch.random.fork_rng(devices=[]):  # a seed is drawn, and then overwritten
-            for index, slot in enumerate(self._slots):
-                slot.clear()
-                if seed := state["seeds"].get(str(index)):
-                    slot.plant(restored(seed), Blend(seed["blend"]), self._like(index), None)
+        """Plant the seeds of a checkpoint, unless they are there; `load_state_dict` then loads their parameters."""
+        check_checkpoint(state, self._names, self.rules.incubation.value)
+        replant(self._slots, state["seeds"], [self._like(index) for index in range(len(self.slots))])
         self._state = SlotState(**{name: array.cpu().numpy().copy() for name, array in state["state"].items()})
         self._born = list(state["born"])
         self._loop_ran = True
@@ -373,9 +375,7 @@ class GrowableModule(nn.Module):
         return (roles.behind & roles.learns)[0] & (self.rules.incubation is Incubation.closed_loop)
 
     def _like(self, index: int) -> Tensor:
-        """Return a parameter with the device and dtype of the layers around a slot."""
-        near = self.module.get_submodule(self._paths[index])
-        return next(chain(near.parameters(), self.module.parameters()), torch.empty(0))
+        return parameter_near(self.module, self._paths[index])
 
     def _play(self) -> None:
         """Give every seed its role, and drop the gradients of seeds that do not learn, so that no optimizer applies them."""

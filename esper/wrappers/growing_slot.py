@@ -49,6 +49,18 @@ def has_slot(submodule: nn.Module) -> bool:
     return any(isinstance(getattr(hook, "__self__", None), GrowingSlot) for hook in hooks)
 
 
+def parameter_near(module: nn.Module, path: str) -> Tensor:
+    """Return a parameter with the device and dtype that a seed after a submodule needs: of the submodule, else of the nearest
+    layer before it, else of any."""
+    before: list[Tensor] = []
+    for name, layer in module.named_modules():
+        if name == path:
+            break
+        before = [*layer.parameters(recurse=False), *before]
+    near = chain(module.get_submodule(path).parameters(), before, module.parameters())
+    return next((parameter for parameter in near if parameter.is_floating_point()), torch.empty(0))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeedRole:
     """What a seed does in a forward pass."""
@@ -78,6 +90,7 @@ class GrowingSlot(nn.Module):
         self.blueprint: BlueprintConfig | None = None
         self.blend, self.role = Blend.ADD, OFF
         self._born: list[tuple[int, Tensor]] = []
+        self._learnable: list[nn.Parameter] = []
         self.capturing = False
         """If true, append the outputs of the slot to `captured`."""
         self.captured: list[Tensor] = []
@@ -101,6 +114,7 @@ class GrowingSlot(nn.Module):
             branch = seed if how is not Blend.GATE else seed.get_submodule("branch")
             inform(branch, gradients.scaled() if how is Blend.MULTIPLY else gradients)
         self.seed, self.blueprint, self.blend = seed.to(like.device, like.dtype), blueprint, how
+        self._learnable = [parameter for parameter in self.seed.parameters() if parameter.requires_grad]
         self._born = [(parameter._version, parameter.detach().clone()) for parameter in self.seed.parameters()]
 
     def untrained(self) -> bool:
@@ -112,18 +126,19 @@ class GrowingSlot(nn.Module):
             return False
         pairs = zip(self.seed.parameters(), self._born, strict=True)
         same = all(now._version == version and now.equal(value.to(now)) for now, (version, value) in pairs)
-        self._born = self._born if same else [(-1, value[:0]) for _, value in self._born]
+        self._born = self._born if same else [(-1, value.new_empty(0)) for _, value in self._born]
         return same
 
     def clear(self) -> None:
         """Remove the seed."""
         self.seed, self.blueprint, self.role = None, None, OFF
+        self._born, self._learnable = [], []
 
     def play(self, role: SeedRole) -> None:
         """Set the role of the seed until the next call."""
         self.role = role
-        if self.seed is not None:
-            self.seed.requires_grad_(role.learns)
+        for parameter in self._learnable:  # others are frozen by the blueprint
+            parameter.requires_grad_(role.learns)
 
     def forward(self, h: Tensor) -> Tensor:
         if self.seed is not None and (self.role.alpha > 0 or (self.role.pull > 0 and torch.is_grad_enabled())):
@@ -202,5 +217,6 @@ def slot_gradients(slots: list[GrowingSlot], loss: Callable[[], Tensor]) -> list
     for slot, h, grad in zip(slots, features, grads, strict=True):
         if grad is None:
             raise ValueError(f"the loss does not depend on slot {slot.spec.name}: let loss() return the loss of a forward pass")
-        found.append(SlotGradients(features=h.detach()[None].float(), grad=grad[None].float()))
+        single = torch.get_default_dtype()  # of newborn seeds
+        found.append(SlotGradients(features=h.detach()[None].to(single), grad=grad[None].to(single)))
     return found

@@ -31,6 +31,8 @@ WITHOUT_EFFECT = ("buffer", "checkpoints", "experiment", "policy_seed", "resume"
 """Root keys of a training run that an environment does not read."""
 FRAMES = 4
 """Frames per second of a video; each shows one host epoch more."""
+EPISODE = "host_episode"
+"""Number of the episode in the info of `reset`. Gymnasium's wrappers put the statistics of an episode under "episode"."""
 ROOTS = 2**31
 """Number of root seeds that are drawn from."""
 
@@ -67,7 +69,7 @@ class HostEnv(SingleHostEnv):
         """See `SingleHostEnv.reset`, and `make_env` for a `seed` that is never given.
 
         Returns:
-            The observation, and an info with the `root` seed of all random streams and the number of the `episode`.
+            The observation, and an info with the `root` seed of all random streams and the number of the episode, `host_episode`.
         """
         if seed is None and not self._seeded:
             seed = int(self.np_random.integers(ROOTS))
@@ -75,7 +77,7 @@ class HostEnv(SingleHostEnv):
         seen, _ = super().reset(seed=seed, options=options)
         if self.population.time == 0:  # else the host goes on after a rollback
             self._film.start()
-        return self._convert(seen), {"root": self.population.root, "episode": self.population.episode}
+        return self._convert(seen), {"root": self.population.root, EPISODE: self.population.episode}
 
     def step(self, action: npt.NDArray[np.int64]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """See `SingleHostEnv.step`."""
@@ -154,14 +156,14 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
             options: `{"episode": e}` starts the hosts of that episode.
 
         Returns:
-            Observations, and an info with the `root` and the `episode` of each host, which are those of all.
+            Observations, and an info with the `root` and the `host_episode` of each host, which are those of all.
         """
         if seed is None and not self._seeded:
             seed = int(self.np_random.integers(ROOTS))
         self._seeded = True
         self._now, info = self.population.reset(seed=seed, options=options)
         self._film.start()
-        known = {"root": self.population.root, "episode": self.population.episode}
+        known = {"root": self.population.root, EPISODE: self.population.episode}
         return self._convert(self._now), info | {name: np.full(self.num_envs, value) for name, value in known.items()}
 
     def step(self, actions: npt.NDArray[np.int64]) -> tuple[Any, Array, Array, Array, dict[str, Any]]:

@@ -1,8 +1,9 @@
 """Scores of a network, and what a seed adds to them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 Score = Callable[[], float | Tensor]
@@ -34,3 +35,20 @@ def difference(score: float | Tensor, other: float | Tensor) -> Contribution:
         raise ValueError(f"score() gave {score.numel()} values, then {other.numel()}: score the same validation data each time")
     pairs = (score.double() - other.double()).flatten()
     return Contribution(float(pairs.mean()), float(pairs.std() / len(pairs) ** 0.5))
+
+
+def check_scores(score: float | Tensor, found: Mapping[str, Contribution], z: float) -> None:
+    """Check a measurement.
+
+    Args:
+        score: score of the whole network.
+        found: contributions by slot.
+        z: standard errors by which a gate lowers a contribution.
+
+    Raises:
+        ValueError: a value is not finite, or the gate needs standard errors and there are none.
+    """
+    if not np.isfinite([mean_score(score), *(one.value for one in found.values())]).all():
+        raise ValueError("score() returned a value that is not finite: nothing was recorded")
+    if z and any(one.error is None for one in found.values()):
+        raise ValueError("gates.contribution_z needs standard errors: let score() return one value per sample")

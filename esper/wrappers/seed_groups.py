@@ -41,5 +41,7 @@ class SeedGroups:
                 self.optimizer.state.pop(parameter, None)
         for seed in seeds:
             if seed not in self._groups:
-                self.optimizer.add_param_group({"params": list(seed.parameters()), **self._settings})
+                named = any("param_names" in group for group in self.optimizer.param_groups)  # then every group has names
+                parameters = list(seed.named_parameters() if named else seed.parameters())
+                self.optimizer.add_param_group({"params": parameters, **self._settings})
                 self._groups[seed] = self.optimizer.param_groups[-1]["params"]

@@ -1,15 +1,17 @@
 """Blueprints and other choices that users of `esper.grow` name, and their form in checkpoints."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import IntEnum, StrEnum
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from esper.config import did_you_mean
 from esper.hosts.base import SlotSpec
+from esper.lifecycle.roles import Blend
 from esper.plugins import load_plugins
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
@@ -42,7 +44,8 @@ def whole(argument: str, value: int) -> int:
 
 
 def able_in(slot: SlotSpec) -> list[str]:
-    """Return the names of the blueprints that can be planted in a slot."""
+    """Return the names of the blueprints that can be planted in a slot, those of installed packages included."""
+    load_plugins([])
     return [name for name, kind in BLUEPRINTS.items() if kind.plantable and kind().obstacle(slot) is None]
 
 
@@ -91,6 +94,33 @@ def label(blueprint: BlueprintConfig) -> str:
     own, default = described(blueprint), described(type(blueprint)())["settings"]
     changed = ", ".join(f"{key}={value}" for key, value in own["settings"].items() if value != default[key])
     return f"{own['name']}({changed})" if changed else own["name"]
+
+
+def labelled(asked: Sequence[str | BlueprintConfig], slot: SlotSpec) -> dict[str, BlueprintConfig]:
+    """Return the configs of blueprints that can grow in a slot, by name or, for a config, by its label."""
+    built = [blueprint_for(one, slot) for one in asked]
+    return {one if isinstance(one, str) else label(config): config for one, config in zip(asked, built, strict=True)}
+
+
+def planted(slots: Sequence[GrowingSlot]) -> dict[str, dict[str, Any]]:
+    """Return the seeds in some slots as primitives, by the number of the slot."""
+    return {
+        str(index): {**described(slot.blueprint), "blend": int(slot.blend)}
+        for index, slot in enumerate(slots)
+        if slot.blueprint is not None
+    }
+
+
+def replant(slots: Sequence[GrowingSlot], seeds: Mapping[str, dict[str, Any]], likes: Sequence[Tensor]) -> None:
+    """Plant the seeds that `planted` described. One that is there stays, so that an optimizer keeps its state."""
+    with torch.random.fork_rng(devices=[]):  # a seed is drawn, and then overwritten
+        for index, (slot, like) in enumerate(zip(slots, likes, strict=True)):
+            seed = seeds.get(str(index))
+            if seed and (slot.blueprint, slot.blend) == (restored(seed), Blend(seed["blend"])):
+                continue
+            slot.clear()
+            if seed:
+                slot.plant(restored(seed), Blend(seed["blend"]), like, None)
 
 
 def contents(module: nn.Module, slots: Mapping[str, GrowingSlot], samples: Tensor) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Grow a network that Lightning trains. Needs the extra drivers.
+"""Grow a network that Lightning trains, in single precision and without accumulated gradients. Needs the extra drivers.
 
 python examples/grow/lightning_module.py [epochs]
 """

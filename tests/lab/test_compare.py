@@ -6,11 +6,13 @@ import json
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from esper import compare as C
+from esper.checkpoint import DiskError
 from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.lab import comparison, integrity
@@ -142,9 +144,9 @@ def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pyt
 def test_every_host_has_its_row(experiment: Path) -> None:
     folder = experiment / "shaped"
     C.main([str(folder), str(experiment / "sparse"), "hosts=2", "baselines=[wait]"])
-    rows = list(csv.DictReader((folder / "hosts.csv").open()))
+    rows = list(csv.DictReader((folder / "hosts_with_sparse.csv").open()))
     assert len({(row["arm"], row["controller"], row["block"], row["host"]) for row in rows}) == len(rows) == 2 * (2 * 3 + 2)
-    runs = list(csv.DictReader((folder / "comparison.csv").open()))
+    runs = list(csv.DictReader((folder / "comparison_with_sparse.csv").open()))
     assert len(runs) == 5
     for run in runs:
         own = [row for row in rows if all(row[key] == run[key] for key in ("arm", "controller", "block"))]
@@ -270,6 +272,13 @@ def test_a_full_disk_is_one_sentence(
         if run.finished:
             score(run, 2)  # cached scores are not written again
     capsys.readouterr()
+    with monkeypatch.context() as patched:
+        patched.setattr(C, "record_look", Mock(side_effect=DiskError("write looks.jsonl", OSError(30, "Read-only file system"))))
+        with pytest.raises(SystemExit):
+            C.main([str(experiment), "hosts=2"])
+        shown = capsys.readouterr()
+        assert "no verdict" in shown.out, "what was found is shown"
+        assert shown.err.startswith("esper: cannot write looks.jsonl")
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(SystemExit) as ended:
         C.main([str(experiment), "hosts=2"])

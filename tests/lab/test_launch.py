@@ -104,7 +104,7 @@ def test_a_run_uses_only_its_cores_and_its_gpu(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr("esper.training.trainer.Trainer", FakeTrainer)
     monkeypatch.setattr(train, "run_context", lambda _: launch.RunContext(cores=3, number=6))
-    monkeypatch.setattr("esper.cli.command.ready", lambda _: None)
+    monkeypatch.setattr("esper.cli.command.ready", lambda _, **__: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["esper.train", "agent=wait"])
     try:
@@ -231,11 +231,11 @@ def test_a_run_whose_process_ray_loses_counts_as_failed(monkeypatch: pytest.Monk
         monkeypatch.setattr(ray, name, fake)
     launcher = RayLauncher(address=None, cpus=1, gpus=0.0)
     launcher.setup(hydra_context=None, task_function=print, config=OmegaConf.create({}))  # pyright: ignore[reportArgumentType]
-    lost, other = launcher.launch([[], []], initial_job_idx=7)
+    lost, other = launcher.launch([["hydra.sweep.subdir=trial-003/block-00"], []], initial_job_idx=7)
     assert other.return_value is None
     assert isinstance(lost.return_value, Failure)
-    assert lost.return_value.run == "run 7"
-    assert lost.return_value.reason.startswith("Ray lost its process, most likely out of memory: ")
+    assert lost.return_value.run == "trial-003/block-00"
+    assert lost.return_value.reason.startswith("Ray lost its process, most likely out of memory; ")
 
 
 def _outlive_parent(pipe: int) -> None:

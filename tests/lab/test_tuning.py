@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -9,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.utils import JobReturn, JobStatus
 
 from esper.cli import command as cli
 from esper.cli.command import spelled_out
+from esper.cli.failures import Failure
 from esper.cli.overrides import check_sweep
 from esper.config import ConfigError
-from esper.lab.design import draw_seeds, fingerprint
+from esper.lab.design import Cell, draw_seeds, fingerprint
 from esper.lab.search_space import BASELINE, search_space
+from esper.lab.sweepers import TuneSweeper
 from esper.lab.tuning import FILE, Tuning
 from esper.sweeps import TuneConfig
 from esper.train import main as train_command
@@ -111,6 +115,37 @@ def test_a_trial_that_fails_twice_is_left_out(tmp_path: Path) -> None:
     assert [*resumed.next()] == ["trial-001"]
     assert resumed.left_out(resumed.next(), {BASELINE: "no disk"})
     assert tuning(tmp_path, trials=3).left_out(trials, {BASELINE: "no disk"}), "without it, there is no gain"
+
+
+def test_a_tuning_goes_on_without_a_trial_that_always_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its run fails with a remedy that names the command, which may have changed when it is repeated."""
+
+    class Sweeper(TuneSweeper):
+        folder = tmp_path
+
+        def run_cells(self, title: str, cells: Sequence[Cell]) -> list[JobReturn]:
+            failed = Failure(run="trial-001/block-00", reason=f"out of memory; resume with {self.arguments['trials']} trials")
+            values = [failed if cell.folder == failed.run else None for cell in cells]
+            return [JobReturn(_return_value=value, status=JobStatus.COMPLETED) for value in values]
+
+        def save_config(self) -> None: ...
+
+        def _fault(self, overrides: list[str]) -> str | None:
+            return None
+
+    monkeypatch.setattr("esper.lab.tuning.Tuning", Made)
+    asked = {**CONFIG, "root": 0}
+    with pytest.raises(SystemExit) as stopped:
+        Sweeper(**asked).sweep(SWEPT)
+    assert stopped.value.code == 1
+    assert "1 of 4 runs failed: trial-001/block-00 (out of memory); " in capsys.readouterr().err
+    results = Sweeper(**asked | {"trials": 5}).sweep(SWEPT)
+    assert not [one for one in results if isinstance(one.return_value, Failure)], "or the command would fail again"
+    shown = capsys.readouterr().out
+    assert re.search(r"trial-001: .*: cannot be run: out of memory\n", shown)
+    assert "trial-004: " in shown
 
 
 def test_the_command_that_confirms_needs_no_policy_seed(tmp_path: Path) -> None:

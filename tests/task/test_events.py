@@ -1,5 +1,6 @@
 """Timetables, and the drifts of a data set."""
 
+import warnings
 from collections import Counter
 from itertools import pairwise
 
@@ -163,6 +164,32 @@ def test_a_pretrained_host_knows_only_the_classes_that_are_there_at_first(kinds,
             assert learnt.tolist() == [number * (k in own - set(arriving)) for k, number in enumerate(whole)]
     starts = [[event.start for event in task.instance(seed, Split.TRAINING, 0, index).timetable] for index in range(6)]
     assert max(map(len, starts)) == 0 or len({str(start) for start in starts}) > 1, "when it happens is up to the episode"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "count", "recurs", "warns"),
+    [
+        (["invert", "slow"], 3, 0, True),
+        (["invert", "slow"], 2, 0, False),
+        (["invert", "blur", "slow"], 3, 2, True),
+        (["invert", "blur", "slow", "fast"], 5, 0, False),
+        (["arrive", "leave"], 4, 0, False),
+    ],
+)
+def test_an_event_that_may_change_nothing_is_warned(kinds, count, recurs, warns):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        config = EventsConfig(kinds=kinds, count=[count], recurs=recurs, last=40, group=1)
+        config.check((*IMAGE_DRIFTS, "slow", "fast", "arrive", "leave"))
+    assert any("a second event of the same kind would change nothing" in str(one.message) for one in caught) == warns
+    repeats = set[bool]()
+    for seed in range(60):
+        in_force = {}
+        for event in config.draw(lambda purpose, seed=seed: name(0, seed).stream(purpose), range(10)):
+            sort = "rate" if event.kind in ("slow", "fast") else "drift"
+            repeats.add(in_force.get(sort) == event.kind and event.kind not in ("arrive", "leave"))
+            in_force[sort] = event.kind
+    assert (True in repeats) == warns
 
 
 def test_shares_of_classes():

@@ -51,7 +51,7 @@ def test_a_resumed_run_knows_its_earlier_updates(tmp_path: Path) -> None:
     lines = [json.dumps({"update": u, "policy/return": float(u), PLANTED: 1.0}) for u in range(1, 31)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     history = History(tmp_path, resume_update=20)
-    history.add({"policy/return": 21.0, PLANTED: 0.0, "host/loss": float("inf")})
+    history.add(21, {"policy/return": 21.0, PLANTED: 0.0, "host/loss": float("inf")})
     assert history.updates == 21
     (found,) = history.trends().values()
     assert (found.first, found.last, found.word, found.waiting) == (1.0, 21.0, "rising", 21.0)

@@ -3,11 +3,13 @@
 import math
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from esper.cli import command
 from esper.cli.overrides import check
 from esper.cli.readiness import ready
 from esper.cli.transfer import transferred
@@ -15,7 +17,7 @@ from esper.config import ConfigError
 from esper.training.config_io import from_plain
 from esper.training.resume import continued
 from esper.training.trainer import Trainer
-from tests.training.small_run import config, newest, same, untimed
+from tests.training.small_run import TINY, config, newest, same, untimed
 
 
 def run(folder: Path, *overrides: str) -> list[dict[str, Any]]:
@@ -104,6 +106,11 @@ def test_a_longer_run_does_not_imitate_again_and_needs_no_teacher_any_more(polic
     ready(config(*teacher, "updates=8"), folder=folder)
     with pytest.raises(ConfigError, match=r"^agent\.teacher=.* is neither"):
         ready(config(*teacher, "updates=8"), folder=tmp_path / "new")
+    words = [*TINY, *teacher, "updates=8,9"]
+    sweep = partial(command._look_ahead, config_name="config", many=True, show=False)
+    assert sweep([*words, f"hydra.sweep.dir={tmp_path}"])[1] == 2, "begun, so that its runs look for themselves"
+    with pytest.raises(ConfigError, match=r"^agent\.teacher=.* is neither"):
+        sweep([*words, f"hydra.sweep.dir={tmp_path}/new"])
     assert imitated(run(folder, *teacher, "updates=8")) == [True] + [False] * 7
 
 
