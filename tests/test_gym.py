@@ -13,7 +13,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AsyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import esper
 from esper.config import ConfigError
@@ -130,6 +131,19 @@ def test_without_a_seed_every_environment_draws_a_root_that_repeats_its_episodes
     again, _ = second.reset(seed=root, options={"episode": number})
     assert all(np.array_equal(again[name], seen[name]) for name in seen)
     assert np.all(make([*SANDBOX, "seed=3"]).reset()[1]["root"] == 3)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_gymnasiums_vectors_of_single_hosts_take_its_statistics(mode: AutoresetMode) -> None:
+    """They put the info of a reset into that of a step, and the statistics under "episode"."""
+    envs = RecordEpisodeStatistics(SyncVectorEnv([lambda: make_env(SANDBOX, flat=True)] * 2, autoreset_mode=mode))
+    envs.reset(seed=1)
+    ends = 0
+    for _ in range(15):
+        *_, terminated, _, info = envs.step(np.stack([WAIT, WAIT]))
+        ends += int(terminated.sum())
+        assert not terminated.any() or (info["episode"]["l"][terminated] == 6).all()
+    assert ends >= 4
 
 
 def test_pictures_show_the_life_of_the_slots() -> None:

@@ -344,3 +344,20 @@ def test_a_tied_parameter_is_refused_by_fuse_and_tied_by_a_fleet():
     alone = [fleet.member(index)(part) for index, part in enumerate(x.chunk(2, 1))]
     assert fleet.flat.shape[1] == 6
     assert torch.allclose(fleet.bind()(x), torch.cat(alone, 1), atol=1e-6)
+
+
+def test_a_fleet_of_one_takes_a_parameter_without_axes() -> None:
+    class Tempered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.map, self.temperature = nn.Linear(3, 2), nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.temperature * self.map(x)
+
+    module, x = Tempered(), torch.randn(4, 3)
+    fleet = Fleet([module], torch.device("cpu"))
+    torch.testing.assert_close(fleet.bind()(x), module(x))
+    fleet.bind()(x).sum().backward()
+    assert fleet.flat.grad is not None
+    assert fleet.flat.shape == (1, 9)
