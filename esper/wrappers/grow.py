@@ -97,7 +97,7 @@ def _specs(module: nn.Module, places: Mapping[str, str], example: Any) -> list[S
         if len(found) != 1:
             raise ValueError(f"slots: {places[name]} runs {len(found)} times per forward pass: choose one that runs once")
     specs = [slot_spec(name, found[0]) for name, found in outputs.items()]
-    for spec in (spec for spec in specs if spec.layout is Layout.SEQUENCES and outputs[spec.name][0].dim() == 3):
+    for spec in (spec for spec in specs if spec.layout is Layout.SEQUENCES):
         _check_sequences(module, places[spec.name])
     return specs
 
