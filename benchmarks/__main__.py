@@ -55,7 +55,7 @@ def machine(*, quick: bool) -> dict[str, object]:
         **{name: installed(name) for name in LIBRARIES},
         "processor": device_name(torch.device("cpu")),
         "cores": torch.get_num_threads(),
-        "copy bandwidth of a thread [GB/s]": round(copy_bandwidth(size**2), 2),
+        "copy bandwidth of a thread [GB/s]": round(copy_bandwidth((4 * size) ** 2), 2),
         "matrix product of a thread [GFLOP/s]": round(matmul_rate(size), 1),
     }
 
@@ -92,17 +92,23 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few hosts and rounds: checks the scripts, measures nothing")
     given = parser.parse_args()
     about, claims = machine(quick=given.quick), list[dict[str, object]]()
+    out = given.out or (None if given.quick else HERE / "results" / f"{about['date']}.md")
     for script, arguments in RUNS:
         if given.only in (None, script) and (script != "gpu" or given.quick or torch.cuda.is_available()):
-            name = " ".join([script, *arguments])
-            claims += [{"benchmark": name, **asdict(claim)} for claim in run(script, arguments, quick=given.quick)]
-    out = given.out or (None if given.quick else HERE / "results" / f"{about['date']}.md")
+            name, more = " ".join([script, *arguments]), ("--out", str(out.parent)) if script == "gpu" and out else ()
+            claims += [{"benchmark": name, **asdict(claim)} for claim in run(script, (*arguments, *more), quick=given.quick)]
+            if out is not None:  # after each script: a later one may fail
+                write(out, about, claims)
     print(f"\n{page(about, claims)}")
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page(about, claims))
-        out.with_suffix(".json").write_text(json.dumps({"about": about, "claims": claims}, indent=1) + "\n")
         print(f"written: {out}, {out.with_suffix('.json')}")
+
+
+def write(out: Path, about: dict[str, object], claims: list[dict[str, object]]) -> None:
+    """Write the record as Markdown and as JSON."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page(about, claims))
+    out.with_suffix(".json").write_text(json.dumps({"about": about, "claims": claims}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np
 import ray
 import torch
 from env_overhead import BLUEPRINTS, step
-from paired_timing import claim, in_turn, print_comparison, timed
+from paired_timing import claim, in_turn, timed
 
 from esper.env.base import EnvParts
 from esper.env.cluster import ClusterConfig, LocalConfig
@@ -107,8 +107,6 @@ def compare(num_hosts: int, epochs: int, workers: int) -> None:
         env.close()
     of_each = "1 core or worker" if workers == 1 else f"{workers} cores or workers"
     print(f"{num_hosts} hosts, {of_each}; the largest difference in loss is {apart:.1g}")
-    few = {name: some[: min(8, epochs)] for name, some in timings.items()}
-    print_comparison(few, "workers")
     each = np.array([[one.wall for one in timings[name]] for name in ("one process", "workers")])
     claim("one process / workers, wall", each[0] / each[1])
     ratio, whole = np.median(each[0] / each[1]), each[0].sum() / each[1].sum()

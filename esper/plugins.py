@@ -20,7 +20,7 @@ from typing import Any, cast, get_args, get_type_hints
 
 import yaml
 
-from esper.config import GROUPS, MANY, Config, ConfigError, did_you_mean, root_key, store_option
+from esper.config import CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, root_key, store_option
 from esper.telemetry.writers import WRITERS, WriterConfig
 
 ENTRY_POINTS = "esper.parts"
@@ -57,6 +57,8 @@ def register(group: str, name: str, config: Any) -> None:
     option, table = f"{group}={name}", tables[group]
     if table.get(name, config) is not config:
         raise ConfigError(f"{option} exists already, as {_address(table[name])}: register {_address(config)} by another name")
+    if group in GROUPS and (CONF / group / f"{name}.yaml").exists():
+        raise ConfigError(f"{option} exists already, as a preset in conf/: register {_address(config)} by another name")
     if not (isinstance(config, type) and is_dataclass(config) and "__dataclass_fields__" in vars(config)):
         raise ConfigError(
             f"{option} needs a dataclass, got {_address(config)}: put @dataclass(kw_only=True, slots=True) above it"

@@ -1,4 +1,4 @@
-"""The keys of sweeps: experiments in blocks and tunings."""
+"""The keys of sweeps: experiments in blocks and tunings, and those of the Ray launcher."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,3 +77,16 @@ class TuneConfig:
 
 SWEEPS: dict[str, type] = {"ab": BlocksConfig, "tune": TuneConfig}
 """Prefix of a sweep's name -> its keys, typed beside those of the runs, as in blocks=12."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RayConfig:
+    """Config of hydra/launcher=esper_ray."""
+
+    _target_: str = "hydra_plugins.esper_sweeps.RayLauncher"
+    address: str | None = None
+    """Address of the cluster for ray.init; null starts one on this machine, which ends with the command."""
+    cpus: int = 1
+    """Cores per run, at least 1. Ray runs as many runs at a time as fit."""
+    gpus: float = 0.0
+    """GPUs per run, at least 0; 0.5 lets two runs share one."""

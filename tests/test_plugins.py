@@ -94,6 +94,7 @@ register("reward", "mine", MineConfig)
             MineConfig,
             "reward=shaped exists already, as esper.reward.modes.ShapedConfig: register .*MineConfig",
         ),
+        ("task", "digits_mlp", MineConfig, "task=digits_mlp exists already, as a preset in conf/: register "),
         ("reward", "a=b", MineConfig, "'a=b' cannot name an option"),
         ("reward", "mine", MineConfig(), "reward=mine needs a dataclass, got MineConfig"),
         ("reward", "mine", Bare, "reward=mine needs a dataclass, got .*Bare: put @dataclass"),

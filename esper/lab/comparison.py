@@ -12,7 +12,7 @@ from esper.config import ConfigError, root_key
 from esper.lab.advise import LEAST, LONGER, acting_alike, continuing, measured_spread, next_experiment, states, unfinished
 from esper.lab.cautions import anomalies, early_baselines, other_hosts
 from esper.lab.costs import cost_table
-from esper.lab.design import AA_CONTROL, Design, command_of
+from esper.lab.design import AA_CONTROL, FILE, Design, command_of
 from esper.lab.evaluation import ONLINE, POLICIES
 from esper.lab.integrity import check_runs, mixed, refuse_unlike
 from esper.lab.plan import deviations, listed_runs, lost_looks, other_settings, planned, scored_with
@@ -80,7 +80,8 @@ class Comparison:
     def unplanned(self) -> list[str]:
         """Differences from the planned comparison, as overrides: those of the evaluation, and other settings."""
         if self.design is None:
-            return [*(f"with {folder.name}" for folder in self.folders[1:]), *self.overrides]
+            first, *others = self.folders or [Path()]
+            return [*(f"with {folder.name}" for folder in others if (first / FILE).exists()), *self.overrides]
         changes = [one for one in self.overrides if one not in self.design.plan.score_overrides]
         settings = {name: got for name, (got, _) in other_settings(self.design, self.config).items()}
         if "outcome" in settings:

@@ -89,17 +89,20 @@ def draw(
     values_BA = wide(outcomes, spec.name)
     palette = color_sequences["tab20"]  # pairs of a dark and a light colour
     colours = dict(zip(values_BA, cycle([*palette[::2], *palette[1::2]]), strict=False))
+    finished = [run for run in runs if run.finished]
+    few = len({run.arm for run in finished}) <= FEW
+    intervals = ", with 95 % intervals of three blocks or more" * few
     drawings = [
         Drawing(name, in_terms_of(score, caption), Figure(figsize=(7.0, 3.8), layout="constrained"))
         for name, caption in (
-            ("learning", "Committed accuracy in training: mean over blocks, with 95 % intervals of three blocks or more."),
-            ("slopes", f"{spec.label} by arm, one line per block: {spec.description}.{linked}"),
+            ("learning", f"Committed accuracy in training: mean over blocks{intervals}."),
+            ("slopes", f"{spec.label[0].upper()}{spec.label[1:]} by arm, one line per block: {spec.description}.{linked}"),
             ("front", "Test accuracy against parameters, one dot per run. Line: Pareto front, without the A/A control." + linked),
         )
     ]
     learning, joined, costs = (one.figure for one in drawings)
     floor = 0.0 if score == "accuracy" else -math.inf
-    learning_curves(learning.subplots(), [run for run in runs if run.finished], colours, floor=floor)
+    learning_curves(learning.subplots(), finished, colours, floor=floor, bands=few)
     slopes(joined.subplots(), values_BA, spec, colours, links)
     front(costs.subplots(), wide(outcomes, "parameters"), wide(outcomes, "accuracy"), colours, links)
     for figure in (learning, joined, costs):
@@ -115,8 +118,8 @@ def _shows_something(figure: Figure) -> bool:
     return any(np.isfinite(np.ma.filled(np.ma.asarray(one, np.float64), np.nan)).all(axis=-1).any() for one in points)
 
 
-def learning_curves(axes: Axes, runs: Sequence[Run], colours: Colours, *, floor: float = 0.0) -> None:
-    """Draw the mean over blocks, and for a few arms its interval, for every update that all runs of an arm have recorded.
+def learning_curves(axes: Axes, runs: Sequence[Run], colours: Colours, *, floor: float = 0.0, bands: bool = True) -> None:
+    """Draw the mean over blocks, and with `bands` its interval, for every update that all runs of an arm have recorded.
 
     Intervals are clipped to the possible scores, `floor` to 100 %.
     """
@@ -129,10 +132,10 @@ def learning_curves(axes: Axes, runs: Sequence[Run], colours: Colours, *, floor:
             continue
         curves_BU = np.array([[curve[update] for update in updates] for curve in found])
         axes.plot(updates, curves_BU.mean(axis=0), color=colour, linestyle=style, label=arm)
-        if len(found) >= FEWEST_RUNS and len(colours) <= FEW:
-            bands = [mean_interval(column) for column in curves_BU.T]
+        if len(found) >= FEWEST_RUNS and bands:
+            found_U = [mean_interval(column) for column in curves_BU.T]
             low, high = (
-                [np.clip(end, floor, 100.0) for end in ends] for ends in zip(*((b.low, b.high) for b in bands), strict=True)
+                [np.clip(end, floor, 100.0) for end in ends] for ends in zip(*((b.low, b.high) for b in found_U), strict=True)
             )
             axes.fill_between(updates, low, high, color=colour, alpha=0.15)
     axes.set_xlabel("update")

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from esper.telemetry.text import decimals
+
 ROW, TOP, CHAR, SIDE = 44, 4, 7.2, 16
 """Height of a row, height above the first, largest mean width of a character, and empty space at each side [pixels]."""
 LEAST = 420
 """Least width, which a phone shows in readable size [pixels]."""
 STYLE = """<style>
+.forest { color-scheme: light dark; }
 .forest { color: #222; --accent: #1a66b8; --faint: #999; --band: #8884; font: 13px system-ui, sans-serif; }
 @media (prefers-color-scheme: dark) { .forest { color: #ddd; --accent: #6cb2ff; --faint: #888; } }
 .forest text { fill: currentColor; } .forest .faint { fill: var(--faint); }
@@ -41,7 +44,7 @@ def forest(rows: Sequence[Row], axis: str, margin: float | None = None, note: st
         margin: smallest difference that matters, > 0.
         note: line below the axis.
     """
-    texts = [f"{row.mean:+.2f}{_ends(row)}{f', {row.note}' if row.note else ''}" for row in rows]
+    texts = [f"{_numbers(row)}{f', {row.note}' if row.note else ''}" for row in rows]
     longest = max(len(row.label) + len(text) + 3 for row, text in zip(rows, texts, strict=True))
     width, bottom = max(LEAST, longest * CHAR + 2 * SIDE), TOP + ROW * len(rows)
     ends = [value for row in rows for value in (row.mean, row.low, row.high) if math.isfinite(value)]
@@ -77,8 +80,10 @@ def forest(rows: Sequence[Row], axis: str, margin: float | None = None, note: st
     return "\n".join([opening, STYLE, *parts, "</svg>"])
 
 
-def _ends(row: Row) -> str:
-    return f" ({row.low:.2f} to {row.high:.2f})" if math.isfinite(row.high - row.low) else ", no interval"
+def _numbers(row: Row) -> str:
+    digits = decimals(row.mean, row.low, row.high)
+    ends = f" ({row.low:,.{digits}f} to {row.high:,.{digits}f})" if math.isfinite(row.high - row.low) else ", no interval"
+    return f"{row.mean:+,.{digits}f}{ends}"
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -18,19 +17,6 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from esper.cli.failures import Failure
-
-
-@dataclass(kw_only=True, slots=True)
-class RayConfig:
-    """Config of hydra/launcher=esper_ray."""
-
-    _target_: str = "hydra_plugins.esper_sweeps.RayLauncher"
-    address: str | None = None
-    """Address of the cluster for ray.init; null starts one on this machine, which ends with the command."""
-    cpus: int = 1
-    """Cores per run, at least 1. Ray runs as many runs at a time as fit."""
-    gpus: float = 0.0
-    """GPUs per run, at least 0; 0.5 lets two runs share one."""
 
 
 class RayLauncher(Launcher):

@@ -25,8 +25,9 @@ from esper.lab.forest import Row, forest
 from esper.lab.runs import OUTCOMES
 from esper.lab.tables import blocks_of, grown, latex, p_of, spreads, tested, varies
 from esper.telemetry.seed_table import HEAD as HEADS
-from esper.telemetry.seed_table import TITLE, legend_of, rows_of
+from esper.telemetry.seed_table import LEGEND, TITLE, rows_of
 from esper.telemetry.tags import in_terms_of
+from esper.telemetry.text import decimals, number, si
 
 HEAD = (
     "first - second",
@@ -116,7 +117,7 @@ def _costs(found: Comparison) -> dict[str, Any]:
 def _seeds(found: Comparison) -> list[dict[str, Any]]:
     """Return the table of seeds of all arms; none where nothing was planted, or seeds were not recorded."""
     rows = [[arm, *row] for arm, stats in grown(found.hosts, found.seeds).items() for row in rows_of(stats, empty=False)]
-    caption = f"{TITLE}. {legend_of(found.score)}"
+    caption = f"{TITLE}. {LEGEND}"
     return [{"caption": caption, "kind": "seeds", "head": ["arm", *HEADS], "rows": rows}] if rows else []
 
 
@@ -126,7 +127,7 @@ def in_brackets(unit: str, before: str = " ") -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.4g}" if math.isfinite(value) else ""
+    return "" if not math.isfinite(value) else si(value, 4) if abs(value) >= 1e6 else number(value)
 
 
 def _cells(row: Any) -> list[str]:
@@ -148,7 +149,7 @@ def _cells(row: Any) -> list[str]:
 def _interval(mean: float, low: float, high: float) -> str:
     if not math.isfinite(mean):
         return NO_MEAN
-    digits = 2 if abs(mean) < 1000 else 0
+    digits = decimals(mean, low, high)
     if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):
         return f"{mean:,.{digits}f}, no spread"
     ends = f"{low:,.{digits}f} to {high:,.{digits}f}" if math.isfinite(high - low) else NO_INTERVAL

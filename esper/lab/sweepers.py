@@ -4,7 +4,7 @@ Hydra finds them through `hydra_plugins/esper_sweeps`. Its own sweepers do not f
 hydra-optuna-sweeper, whose grammar `sweep=tune` shares, maximises the return value of one run instead of a paired difference over
 several seeds, and requires Optuna below 3.
 
-Hydra imports this file at every start of esper.train, so whatever imports the statistics, which takes seconds, is imported late.
+Every sweep imports this file, so whatever imports the statistics, which takes seconds, is imported late.
 """
 
 import shlex

@@ -20,15 +20,15 @@ from esper.page.seeds import seed_rows
 from esper.page.status import Status, status_of
 from esper.stats.intervals import Interval
 from esper.telemetry.jsonl import read_records
-from esper.telemetry.seed_table import legend_of
+from esper.telemetry.seed_table import LEGEND
 from esper.telemetry.text import counted
 from esper.telemetry.traces import NEVER, Table, read_trace, traced_evaluation, traced_updates
 from esper.training.config_io import dotted, flat, from_plain, to_plain
 from esper.training.provenance import FILE, read
 from esper.training.resume import load_newest
 
-MOST_TRACES = 9
-"""Most traces of training on a page, which keeps it below a megabyte."""
+MOST_TRACES, MOST_HOSTS = 9, 64
+"""Most traces of training on a page, and most hosts of each, which keep it at about a megabyte."""
 MISSING = object()
 NAMES = {"policy_greedy": "held-out hosts, most probable actions", "policy": "held-out hosts, sampled actions", NEVER: ""}
 """Names of the traces on held-out hosts; that of never growing serves as reference."""
@@ -269,7 +269,7 @@ def _traces(folder: Path, tables: Mapping[str, Table], update: int) -> list[dict
     updates = traced_updates(folder)
     chosen = selection(list(updates), MOST_TRACES)
     shown = [
-        packed(f"update {one}, training hosts", read_trace(updates[one]), tick=f"{'' if rank else 'update '}{one}")
+        packed(*_training(one, read_trace(updates[one])), tick=f"{'' if rank else 'update '}{one}")
         for rank, one in enumerate(chosen)
     ]
     never = tables.get(NEVER)
@@ -280,16 +280,23 @@ def _traces(folder: Path, tables: Mapping[str, Table], update: int) -> list[dict
     ]
 
 
+def _training(update: int, table: Table) -> tuple[str, Table]:
+    """Return the label of a trace of training, and the trace of its first hosts."""
+    steps = round(max(table["epoch"]))
+    hosts = len(table["epoch"]) // steps
+    shown = "training hosts" if hosts <= MOST_HOSTS else f"the first {MOST_HOSTS} of {hosts:,} training hosts"
+    return f"update {update}, {shown}", {name: values[: MOST_HOSTS * steps] for name, values in table.items()}
+
+
 def _seeds(folder: Path, tables: Mapping[str, Table], update: int, score: str) -> tuple[str, str, list[list[str]]]:
     """Return the table of seeds on held-out hosts, else in the last update with a trace."""
-    legend = legend_of(score)
     if "policy" in tables:
-        return f"Held-out hosts after {counted(update, 'update')}.", legend, seed_rows(tables["policy"])
+        return f"Held-out hosts after {counted(update, 'update')}.", LEGEND, seed_rows(tables["policy"])
     traced = traced_updates(folder)
     if not traced:
-        return "", legend, []
+        return "", LEGEND, []
     newest = max(traced)
-    return f"Training hosts of update {newest}.", legend, seed_rows(read_trace(traced[newest]))
+    return f"Training hosts of update {newest}.", LEGEND, seed_rows(read_trace(traced[newest]))
 
 
 def _anomalies(folder: Path) -> list[str]:

@@ -14,7 +14,7 @@ from esper.env.actions import STYLES
 from esper.lifecycle.roles import Blend
 from esper.telemetry.pictures import kept_in, slots_of
 from esper.telemetry.tags import PHASES
-from esper.telemetry.text import counted
+from esper.telemetry.text import counted, duration, number
 from esper.telemetry.traces import Table
 from esper.training.estimate import in_bytes
 
@@ -109,8 +109,9 @@ def rows(
     if history and (data := history[-1].get("data")):
         found.append(("data", data))
     if history:
+        cores = counted(history[-1]["cores"], "core") if history[-1].get("cores") else ""
         devices = ", ".join(f"{text} (devices={name})" for name, text in history[-1].get("devices", {}).items())
-        found.append(("devices", "; ".join(filter(None, [devices, f"{history[-1].get('cores')} cores"]))))
+        found.append(("devices", "; ".join(filter(None, [devices, cores]))))
     return found
 
 
@@ -119,7 +120,8 @@ def _one_more(records: Sequence[Mapping[str, float]], steps: int, evaluated: Map
     parts: list[str] = []
     if speeds := [record[SPEED] for record in records if SPEED in record]:
         speed = median(speeds)
-        parts.append(f"{steps / speed:.2g} s beside others ({steps} epochs at {speed:,.0f} host epochs/s)")
+        time = duration(steps / speed) if steps / speed >= 10 else f"{steps / speed:.2g} s"
+        parts.append(f"{time} beside others ({steps} epochs at {number(speed)} host epochs/s)")
     if {"policy", "wait"} <= evaluated.keys():
         policy, never = evaluated["policy"], evaluated["wait"]
         trained, waiting, decided = policy["training_flops"], never["training_flops"], policy["policy_flops"]

@@ -98,8 +98,10 @@ def largest(found: Sequence[Evaluated]) -> Evaluated | None:
 
 
 def _newest(found: Sequence[Evaluated]) -> list[Evaluated]:
-    """Return the evaluations of the newest policy, the last first, as `max` returns the first of equal ones."""
-    return [one for one in reversed(found) if one.update == found[-1].update]
+    """Return the evaluations of the newest policy, the last first, as `max` returns the first of equal ones; only those that grew
+    hosts with the policy and with none, if there are any."""
+    own = [one for one in reversed(found) if one.update == found[-1].update]
+    return [one for one in own if {"policy", "wait"} <= one.report["hosts"].keys()] or own
 
 
 def head(score: str) -> list[str]:

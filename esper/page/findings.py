@@ -75,8 +75,12 @@ def cards(table: Table, never: Table, *, score: str, host: Mapping[str, float], 
 
 def signed(interval: Interval) -> str:
     """Return an interval such as "+13.9 ± 2.6"; one that rounds to zero has no sign."""
-    mean = f"{interval.mean:+.1f}"
-    return f"{'0.0' if mean in ('-0.0', '+0.0') else mean} ± {interval.half_width:.1f}"
+    return f"{_with_sign(interval.mean)} ± {interval.half_width:.1f}"
+
+
+def _with_sign(value: float) -> str:
+    text = f"{value:+.1f}"
+    return "0.0" if text in ("-0.0", "+0.0") else text
 
 
 def verdict(table: Table, never: Table, *, name: str, score: str) -> str:
@@ -200,7 +204,7 @@ def _mean(values: npt.NDArray[np.float64]) -> str:
     """Return the mean of differences, with its interval for two hosts or more; empty if one was not measured."""
     if not np.isfinite(values).all():
         return ""
-    return signed(mean_interval(values)) if len(values) > 1 else f"{values[0]:+.1f}"
+    return signed(mean_interval(values)) if len(values) > 1 else _with_sign(float(values[0]))
 
 
 def best_baseline(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None:
@@ -236,7 +240,10 @@ def oracle_sentence(report: Mapping[str, Any]) -> str:
     said = f"against {what}: {_paired(difference, len(own))}"
     unseen = report.get("unseen_kinds")
     return (
-        f"{said}; {unseen} of them are of kinds that it was not chosen on, and get the best overall schedule" if unseen else said
+        f"{said}; {unseen} of them {'is' if unseen == 1 else 'are'} of kinds that it was not chosen on, and "
+        f"{'gets' if unseen == 1 else 'get'} the best overall schedule"
+        if unseen
+        else said
     )
 
 

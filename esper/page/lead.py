@@ -111,7 +111,7 @@ def _price(grown: Grown, host: Mapping[str, float]) -> list[str]:
     text = f"It keeps {kept_N.mean():,.0f} parameters per host, {share}"
     if host.get("flops") and np.isfinite(flops_N).all():
         more = "raises" if flops_N.mean() > host["flops"] else "leaves"
-        factor = f" to {flops_N.mean():,.0f} ({flops_N.mean() / host['flops']:.3g} times)" if more == "raises" else ""
+        factor = f" to {flops_N.mean():,.0f} ({flops_N.mean() / host['flops']:.4g} times)" if more == "raises" else ""
         text += f", and {more} the FLOPs per sample {'from' if factor else 'at'} {host['flops']:,}{factor}"
     return [f"{text}."]
 
@@ -126,7 +126,7 @@ def failures(grown: Grown, *, score: str = "accuracy", training: str = "") -> li
         training: rollbacks in training in words, see `rollbacks`.
     """
     worse_N = results(grown.policy, "return") - results(grown.never, "return")
-    hosts = np.flatnonzero(worse_N < 0)
+    hosts = np.flatnonzero(worse_N < -TINY)
     parts = [f"None of {counted(len(worse_N), 'host')} returns less than if it never grew."]
     if len(hosts):
         worst = hosts[np.argsort(worse_N[hosts])][:FEW]

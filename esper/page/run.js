@@ -18,10 +18,11 @@ function make(name, attributes = {}, ...children) {
   node.append(...children);
   return node;
 }
+const MOST_CHOICES = 30;
 const SVG_NAMES = new Set(["svg", "rect", "line", "polyline", "circle", "text", "g"]);
 const format = (value, digits = 3) => value === null || value === undefined ? "–" : String(Number(value.toPrecision(digits)));
 const narrow = () => matchMedia("(max-width: 40rem)").matches;
-const level = (value) => value === null || value === undefined ? "–" : value.toFixed(1);
+const level = (value) => value === null || value === undefined ? "–" : value.toFixed(1) === "-0.0" ? "0.0" : value.toFixed(1);
 const letters = (name) => name.split("_").map((word) => word[0]).join("").toUpperCase().padEnd(2, (name[1] ?? "").toUpperCase()).slice(0, 2);
 
 // ---- reading a trace
@@ -68,7 +69,7 @@ function ordered() {
 function drawHosts() {
   const head = byId("hosts").tHead, body = byId("hosts").tBodies[0];
   const test = column("test_accuracy") !== undefined;
-  const other = trace.never ? "\n(never growing)" : "", unit = SCORE === "accuracy" ? " [%]" : "";
+  const other = trace.never ? "\n(never growing)" : "", unit = " [%]";
   const drawn = trace.slots.length > 0;  // a sandbox has none
   const titles = ["host", ...(drawn ? ["slots over host epochs 1 to " + trace.steps] : []), `validation ${SCORE}`, ...(drawn ? ["network kept"] : []),
     "return [points]" + other,
@@ -118,7 +119,7 @@ function lanes(host) {
   }
   const cursor = make("rect", { class: "cursor", y: 0, height: height - GAP, width: wide - 1, visibility: "hidden" });
   svg.append(cursor);
-  let epoch = 0;
+  let epoch = -1;
   const show = (next, place) => {
     epoch = Math.max(0, Math.min(trace.steps - 1, next));
     cursor.setAttribute("x", left + epoch * wide); cursor.setAttribute("visibility", "visible");
@@ -147,15 +148,19 @@ function story(host) {
   const planted = plantings(host).map((one) => `${one.blueprint} in ${one.slot} at epoch ${one.epoch + 1}`);
   return (planted.length ? "planted " + planted.join(", ") : "nothing planted") + `; return ${format(at("return", last(host)))}`;
 }
+function range() {  // of the scores of all hosts, which may be too many for arguments of Math.min
+  trace.range ??= [...column("accuracy"), ...(trace.never ? trace.never.accuracy : [])]
+    .reduce(([low, high], value) => value === null ? [low, high] : [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+  return trace.range;
+}
 function spark(host) {
   const values = column("accuracy");
   if (!values) return "";
   const own = values.slice(row(host, 0), last(host) + 1), other = trace.never ? trace.never.accuracy.slice(row(host, 0), last(host) + 1) : [];
-  const all = values.concat(trace.never ? trace.never.accuracy : []).filter((value) => value !== null);
-  const [low, high] = [Math.min(...all), Math.max(...all)];
+  const [low, high] = range();
   const points = (list) => list.map((value, i) => value === null ? null : `${2 + 116 * i / Math.max(1, list.length - 1)},${28 - 26 * (value - low) / (high - low || 1)}`)
     .filter((point) => point !== null).join(" ");
-  return make("svg", { width: 120, height: 30, role: "img", "aria-label": `accuracy from ${format(own[0])} to ${format(own[own.length - 1])}` },
+  return make("svg", { width: 120, height: 30, role: "img", "aria-label": `${SCORE} from ${format(own[0])} to ${format(own[own.length - 1])}` },
     make("polyline", { class: "spark never", points: points(other) }), make("polyline", { class: "spark", points: points(own) }));
 }
 function network(host) {
@@ -182,12 +187,15 @@ function facts(host, epoch) {
   if (at("value", r) !== null) list.push(["value", format(at("value", r)) + " points to come"]);
   list.push(["reward", format(at("reward", r)) + " points"]);
   for (const name of Object.keys(trace.columns)) if (name.startsWith("reward_") && at(name, r)) list.push(["  " + name.slice(7).replaceAll("_", " "), format(at(name, r))]);
-  if (column("accuracy")) list.push(["accuracy", `${format(at("accuracy_before", r))} → ${format(at("accuracy", r))}`]);
+  if (column("accuracy")) list.push([SCORE, `${format(at("accuracy_before", r))} → ${format(at("accuracy", r))}`]);
   for (const slot of trace.slots) {
     const stage = at(`${slot}.stage`, r);
     if (stage && stage !== "dormant") {
       const parts = [at(`${slot}.blueprint`, r), stage, at(`${slot}.alpha`, r) === null ? "" : `alpha ${format(at(`${slot}.alpha`, r), 2)}`];
-      if (at(`${slot}.contribution`, r) !== null) parts.push(`contributes ${format(at(`${slot}.contribution`, r))} ± ${format(at(`${slot}.contribution_error`, r), 2)} pp`);
+      if (at(`${slot}.contribution`, r) !== null) {
+        const error = at(`${slot}.contribution_error`, r);  // half of the 95 % interval, as elsewhere on the page
+        parts.push(`contributes ${format(at(`${slot}.contribution`, r))}${error === null ? "" : ` ± ${format(1.96 * error, 2)}`} pp`);
+      }
       list.push([slot, parts.filter(Boolean).join(", ")]);
     }
     const potential = Object.keys(trace.columns).filter((name) => name.startsWith(`${slot}.potential_`))
@@ -221,7 +229,7 @@ function drawHeat() {
   }
   if (!cells.size) { byId("heat").replaceChildren(make("p", {}, "Nothing is planted in this episode.")); return; }
   const total = (key) => cells.get(key).reduce((a, b) => a + b, 0);
-  const keys = [...cells.keys()].sort((a, b) => total(b) - total(a)).slice(0, 30)
+  const keys = [...cells.keys()].sort((a, b) => total(b) - total(a)).slice(0, MOST_CHOICES)
     .sort((a, b) => a.split("\t")[0] < b.split("\t")[0] ? -1 : a.split("\t")[0] > b.split("\t")[0] ? 1 : total(b) - total(a));
   const above = narrow(), left = above ? 0 : 8 + 6 * Math.max(...keys.map((key) => key.length + 3)), tall = above ? 31 : 17;
   const room = above ? document.querySelector("main").clientWidth - 6 : 640, wide = Math.max(above ? 3 : 22, Math.min(34, room / trace.steps));
@@ -237,7 +245,8 @@ function drawHeat() {
       if (count && wide > 9) svg.append(make("text", { x: left + (epoch + .5) * wide - .5, y: y + 11.5, "text-anchor": "middle", style: (share > .5 ? "fill:var(--back);" : "") + (wide < 18 ? "font-size:7px" : "") }, text));
     });
   });
-  byId("heat").replaceChildren(svg);
+  const rest = cells.size > MOST_CHOICES ? [make("p", { class: "quiet" }, `The ${MOST_CHOICES} most frequent of ${cells.size} choices.`)] : [];
+  byId("heat").replaceChildren(svg, ...rest);
 }
 function lastContribution(one) {
   let value = null;
@@ -295,7 +304,7 @@ function drawScatter() {
   for (const x of decades(x0, x1)) svg.append(make("line", { x1: X(x), x2: X(x), y1: 200, y2: 205, class: "tick" }),
     make("text", { x: X(x), y: 218, "text-anchor": "middle", class: "faint" }, Math.abs(x) > 3 ? `1e${x}` : format(10 ** x, 1)));
   svg.append(make("text", { x: 205, y: 238, "text-anchor": "middle", class: "faint" }, "growth potential at planting [nats per unit of learning rate]"),
-    make("text", { x: 2, y: 10, class: "faint" }, `contribution [${SCORE === "accuracy" ? "pp" : SCORE}]`));
+    make("text", { x: 2, y: 10, class: "faint" }, "contribution [pp]"));
   dots.forEach((one, i) => {
     const shade = SHADES[names.indexOf(one.blueprint) % SHADES.length], [x, y] = [X(xs[i]), Y(ys[i])];
     svg.append(wasPruned(one) ? make("g", { class: "removed", stroke: shade }, make("line", { x1: x - 4, x2: x + 4, y1: y - 4, y2: y + 4 }), make("line", { x1: x - 4, x2: x + 4, y1: y + 4, y2: y - 4 }))
@@ -321,7 +330,7 @@ function relation(dots) {  // over seeds that were planted in the same epoch, si
 function drawCounterfactuals() {
   byId("which").textContent = `host ${chosen}`;
   const end = last(chosen), full = at("accuracy", end), bars = [];
-  if (full === null) { byId("counterfactuals").replaceChildren(make("p", { class: "quiet" }, "This environment measures no accuracy.")); return; }
+  if (full === null) { byId("counterfactuals").replaceChildren(make("p", { class: "quiet" }, `This environment measures no ${SCORE}.`)); return; }
   if (trace.never) bars.push(["the same host, never growing", trace.never.accuracy[end], null, true]);
   for (const slot of trace.slots) {
     const contribution = at(`${slot}.contribution`, end);

@@ -22,6 +22,8 @@ COLOURS = {
 }
 """Colour of each stage, distinct for colour-blind readers."""
 LANE, CELL, GAP, LEFT, TOP = 8, 12, 6, 74, 34
+WIDTH = 300
+"""Width of the legend [pixels]."""
 MOST_HOSTS = 32
 """Most hosts in a picture."""
 
@@ -39,7 +41,7 @@ def timeline(table: Table) -> npt.NDArray[np.uint8]:
     slots, steps = slots_of(table), round(max(table["epoch"]))
     hosts = min(len(table["epoch"]) // steps, MOST_HOSTS)
     tall = len(slots) * LANE + GAP
-    picture = Image.new("RGB", (LEFT + steps * CELL + GAP, TOP + hosts * tall), "white")
+    picture = Image.new("RGB", (max(LEFT + steps * CELL, WIDTH) + GAP, TOP + hosts * tall), "white")
     draw = ImageDraw.Draw(picture)
     _legend(draw)
     for host in range(hosts):
@@ -100,10 +102,10 @@ def values_of(table: Table) -> dict[str, npt.NDArray[np.float64]]:
     def numbers(values: list[Any]) -> npt.NDArray[np.float64]:
         return np.array([value for value in values if value is not None and np.isfinite(value)], dtype=np.float64)
 
+    refused = table.get("refused", [0] * len(table["op"]))
+    rows = zip(table["epoch"], table["op"], refused, strict=True)
     found = {
-        "growth/epoch_of_planting": numbers(
-            [epoch for epoch, op in zip(table["epoch"], table["op"], strict=True) if op == "germinate"]
-        ),
+        "growth/epoch_of_planting": numbers([epoch for epoch, op, no in rows if op == "germinate" and not no]),
         "growth/alpha": numbers([alpha for slot in slots for alpha in table[f"{slot}.alpha"]]),
         "growth/contribution": numbers([one for slot in slots for one in table[f"{slot}.contribution"]]),
     }

@@ -19,16 +19,12 @@ HEAD = (
 )
 """Columns of the rows."""
 TITLE = "Seeds by blueprint, slot and kind of host"
-_LEGEND = (
+LEGEND = (
     "Kept: fossilized; removed: pruned; churn: share of planted seeds that were removed or lost in a rollback; "
-    "contribution: the last one measured [{unit}], mean ± standard error over seeds. A host learns to rely on its seed, so the "
+    "contribution: the last one measured [pp], mean ± standard error over seeds. A host learns to rely on its seed, so the "
     "contribution can exceed what growing gained"
 )
-
-
-def legend_of(score: str) -> str:
-    """Return what the columns mean, for hosts with this score."""
-    return _LEGEND.format(unit="pp" if score == "accuracy" else f"points of {score}")
+"""What the columns mean."""
 
 
 def rows_of(stats: Mapping[tuple[str, str], SeedStats], *, empty: bool = True) -> list[list[str]]:
@@ -59,4 +55,5 @@ def rows_of(stats: Mapping[tuple[str, str], SeedStats], *, empty: bool = True) -
 def _number(value: float, error: float = math.nan) -> str:
     if math.isnan(value):
         return ""
-    return f"{value:.1f}" if math.isnan(error) else f"{value:.1f} ± {error:.1f}"
+    mean = f"{round(value, 1) + 0.0:.1f}"  # no minus zero
+    return mean if math.isnan(error) else f"{mean} ± {error:.1f}"

@@ -33,9 +33,15 @@ def si(value: float, digits: int = 3, gap: str = "") -> str:
     return f"{rounded / 1000**power:g}{gap}{LETTERS[power]}".rstrip()
 
 
+def decimals(*values: float) -> int:
+    """Return how many decimals show a mean and its interval: 0, 2 or 4, by the largest finite one."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=1.0)
+    return 0 if largest >= 1000 else 2 if largest >= 0.1 or largest == 0 else 4
+
+
 def percent(share: float) -> str:
-    """Return a share such as "38 %"."""
-    return f"{100 * share:.0f} %"
+    """Return a share such as "38 %", or "0.17 %" if it is small."""
+    return f"{100 * share:.2g} %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
 
 
 def quantity(tag: str, value: float) -> str:

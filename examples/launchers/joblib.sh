@@ -3,7 +3,7 @@
 #
 #     examples/launchers/joblib.sh [OVERRIDES]
 #
-# needs pip install -e '.[parallel]'. Overrides replace those below, as in blocks=24. To resume, add hydra.sweep.dir=FOLDER.
+# needs pip install -e '.[compare,parallel]'. Overrides replace those below, as in blocks=24. To resume, add hydra.sweep.dir=FOLDER.
 set -euo pipefail
 
 python -m esper.train -m sweep=ab arms='reward: shaped,sparse' blocks=12 root=1 \

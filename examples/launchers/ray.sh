@@ -3,7 +3,7 @@
 #
 #     examples/launchers/ray.sh [OVERRIDES]
 #
-# needs pip install -e '.[ray]'. Add hydra.launcher.address=auto to use a cluster that is running; its machines need the folder of
+# needs pip install -e '.[compare,ray]'. Add hydra.launcher.address=auto to use a cluster that is running; its machines need the folder of
 # the experiment on a shared disk. With GPUs, add hydra.launcher.gpus=1, or 0.5 for two runs on each.
 set -euo pipefail
 

@@ -3,7 +3,7 @@
 #
 #     examples/launchers/slurm.sh [OVERRIDES]
 #
-# needs pip install -e '.[slurm]'. Add hydra.launcher.partition=NAME and what else your cluster asks for. A job that reaches its
+# needs pip install -e '.[compare,slurm]'. Add hydra.launcher.partition=NAME and what else your cluster asks for. A job that reaches its
 # time limit is queued again and resumes. Without Slurm the same jobs run on this machine, as many at a time as it has cores for.
 set -euo pipefail
 

@@ -1,4 +1,7 @@
-"""Train with two seeds, and put their returns into one table: python examples/trackers/csv_runs.py [OVERRIDES ...]"""
+"""Train with two seeds, and put their returns into one table: python examples/trackers/csv_runs.py [OVERRIDES ...]
+
+Needs the extra compare.
+"""
 
 import subprocess
 import sys

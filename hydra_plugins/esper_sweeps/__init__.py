@@ -1,20 +1,77 @@
-"""Where Hydra's discovery finds Esper's sweepers and its Ray launcher: Hydra takes only classes of this package."""
+"""Where Hydra's discovery finds Esper's sweepers and its Ray launcher: Hydra takes only classes of this package.
+
+Hydra imports it in every program of the environment that uses Hydra. So nothing else of Esper is imported before one of them is
+used: it would take seconds, and add Esper's groups to the configs of that program.
+"""
+
+from collections.abc import Sequence
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
 
-from esper.lab import ray_launcher, sweepers
+from esper.sweeps import RayConfig
 
 
-class BlockSweeper(sweepers.BlockSweeper):
+def _sweepers() -> Any:
+    from esper.lab import sweepers
+
+    return sweepers
+
+
+class BlockSweeper(Sweeper):
     """See `esper.lab.sweepers`."""
 
+    def __init__(self, **arguments: Any) -> None:
+        self._sweeper: Sweeper = _sweepers().BlockSweeper(**arguments)
 
-class TuneSweeper(sweepers.TuneSweeper):
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._sweeper.setup(hydra_context=hydra_context, task_function=task_function, config=config)
+
+    def sweep(self, arguments: list[str]) -> Any:
+        return self._sweeper.sweep(arguments)
+
+    @staticmethod
+    def preview(hydra: DictConfig, common: Sequence[str]) -> list[list[str]]:
+        return _sweepers().BlockSweeper.preview(hydra, common)
+
+    @staticmethod
+    def check(hydra: DictConfig, common: Sequence[str], configs: Sequence[Any]) -> None:
+        _sweepers().BlockSweeper.check(hydra, common, configs)
+
+
+class TuneSweeper(BlockSweeper):
     """See `esper.lab.sweepers`."""
 
+    def __init__(self, **arguments: Any) -> None:
+        self._sweeper = _sweepers().TuneSweeper(**arguments)
 
-class RayLauncher(ray_launcher.RayLauncher):
+    @staticmethod
+    def preview(hydra: DictConfig, common: Sequence[str]) -> list[list[str]]:
+        return _sweepers().TuneSweeper.preview(hydra, common)
+
+    @staticmethod
+    def check(hydra: DictConfig, common: Sequence[str], configs: Sequence[Any]) -> None:
+        _sweepers().TuneSweeper.check(hydra, common, configs)
+
+
+class RayLauncher(Launcher):
     """See `esper.lab.ray_launcher`."""
 
+    def __init__(self, **arguments: Any) -> None:
+        from esper.lab import ray_launcher
 
-ConfigStore.instance().store(group="hydra/launcher", name="esper_ray", node=ray_launcher.RayConfig)
+        self._launcher = ray_launcher.RayLauncher(**arguments)
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._launcher.setup(hydra_context=hydra_context, task_function=task_function, config=config)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        return self._launcher.launch(job_overrides, initial_job_idx)
+
+
+ConfigStore.instance().store(group="hydra/launcher", name="esper_ray", node=RayConfig)

@@ -198,7 +198,7 @@ def test_config_dir_adds_experiments(ask, tmp_path: Path) -> None:
 
 
 def test_bugs_keep_their_traceback(ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: object) -> None:
+    def broken(_: object, **__: object) -> None:
         raise ValueError("a bug")
 
     monkeypatch.setattr(cli, "ready", broken)

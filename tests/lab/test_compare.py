@@ -144,9 +144,9 @@ def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pyt
 def test_every_host_has_its_row(experiment: Path) -> None:
     folder = experiment / "shaped"
     C.main([str(folder), str(experiment / "sparse"), "hosts=2", "baselines=[wait]"])
-    rows = list(csv.DictReader((folder / "hosts_with_sparse.csv").open()))
+    rows = list(csv.DictReader((folder / "hosts.csv").open()))
     assert len({(row["arm"], row["controller"], row["block"], row["host"]) for row in rows}) == len(rows) == 2 * (2 * 3 + 2)
-    runs = list(csv.DictReader((folder / "comparison_with_sparse.csv").open()))
+    runs = list(csv.DictReader((folder / "comparison.csv").open()))
     assert len(runs) == 5
     for run in runs:
         own = [row for row in rows if all(row[key] == run[key] for key in ("arm", "controller", "block"))]

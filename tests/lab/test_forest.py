@@ -37,6 +37,12 @@ def test_a_difference_without_an_interval_is_a_dot() -> None:
     assert "+0.20, no interval, unfinished" in {text.text for text in picture.iter(f"{SVG}text")}
 
 
+def test_numbers_have_the_decimals_of_their_scale() -> None:
+    picture = drawn(Row("a - b", 0.0019, -0.0011, 0.0049), Row("a - c", 123_400_000.0, 1e8, 1.5e8))
+    texts = {text.text for text in picture.iter(f"{SVG}text")}
+    assert {"+0.0019 (-0.0011 to 0.0049)", "+123,400,000 (100,000,000 to 150,000,000)"} <= texts
+
+
 def test_everything_is_within_the_picture() -> None:
     picture = drawn(Row("a - b", 1234.5, -math.inf, math.inf, "too few blocks"), Row("a longer name - c", 0.0, 0.0, 0.0))
     width = float(picture.get("width", 0))

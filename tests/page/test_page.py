@@ -17,6 +17,7 @@ from esper.cli.overrides import check, typed_as
 from esper.env.cluster import ClusterError
 from esper.lab.bundle import save_policy
 from esper.lab.evaluation import ORACLE
+from esper.page import contents
 from esper.page import page as module
 from esper.page.costs import costs_of
 from esper.page.evaluations import evaluations, largest, richest
@@ -325,6 +326,15 @@ def test_the_newest_evaluation_leads_if_it_has_more_hosts(folder: Path, tmp_path
     found = evaluations(copy)
     assert {one.file for one in found[-2:]} == {f"evaluation_000002_{hosts}_hosts_episode0.json" for hosts in (3, 9)}
     assert richest(found) == largest(found), "transfers are another question"
+    lone = page("evaluation_000002_99_hosts_episode0", report(99, heuristic=40, random=35))
+    assert "on 9 held-out hosts (mean" in lone, "one without the policy leads nowhere"
+
+
+def test_a_trace_of_many_training_hosts_shows_the_first() -> None:
+    label, few = contents._training(3, table([1.0, 2.0]))
+    assert (label, len(few["op"])) == ("update 3, training hosts", 4)
+    label, many = contents._training(3, table([1.0] * 100))
+    assert (label, len(many["op"])) == ("update 3, the first 64 of 100 training hosts", 128)
 
 
 def test_a_smaller_evaluation_hides_no_controllers(folder: Path, tmp_path: Path) -> None:

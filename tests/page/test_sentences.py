@@ -41,6 +41,7 @@ def test_hosts_that_lose_are_named_worst_first() -> None:
     assert failures(grown(table([9, 25, 20]), never))[0].startswith(
         "2 of 3 hosts return less than if they never grew; the worst: host 2 (-10.0), h"
     )
+    assert failures(grown(table([9.99, 25, 20]), table([10, 20, 30])))[0].startswith("1 of 3 hosts returns less than if it")
     assert failures(grown(table([9.99, 25, 20]), table([10, 20, 30])))[1] == (
         "1 of 3 hosts loses test accuracy against never growing: host 2 (-10.0 pp)."
     )

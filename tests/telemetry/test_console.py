@@ -1,6 +1,7 @@
 """The console: a few plain lines in files and pipes, a live display in a terminal, which is restored at the end."""
 
 import io
+import math
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from esper.telemetry.console import ConsoleConfig, PlainConsole
 from esper.telemetry.jsonl import JsonlWriter
 from esper.telemetry.live import LiveConsole
 from esper.telemetry.tags import STAGES
-from esper.telemetry.text import bins, clock, duration, number, short, si, spark
+from esper.telemetry.text import bins, clock, decimals, duration, number, percent, short, si, spark
 
 ROOT = Path(__file__).parents[2]
 METRICS = {
@@ -284,6 +285,8 @@ def test_numbers_and_curves() -> None:
     values = (0, 7, 496, 4213, 995_000, 999_999, 2e9, float("nan"))
     assert [si(value, 2, " ") for value in values] == ["0", "7", "500", "4.2 k", "1 M", "1 M", "2 G", "-"]
     assert [si(value) for value in (7067, 999_600, -1234, 0.25)] == ["7.07k", "1M", "-1.23k", "0.25"]
+    assert [percent(share) for share in (0.0, 0.00171, 0.384, 1.0)] == ["0 %", "0.17 %", "38 %", "100 %"]
+    assert [decimals(*row) for row in ((0.0019, -0.0011, 0.0049), (0.2, -math.inf), (1e8, 9e7), (0.0,))] == [4, 2, 0, 2]
     assert bins([1, 3, float("inf"), 5, 7, float("nan"), 9], 2) == [2, 7]
     assert bins([], 4) == []
     assert spark([0, 7, float("inf"), float("nan"), 3.5]) == "▁█▅"

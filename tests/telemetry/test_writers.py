@@ -22,7 +22,7 @@ from esper.checkpoint import DiskError, FileError
 from esper.telemetry.base import Writer
 from esper.telemetry.healthy import HEALTHY
 from esper.telemetry.jsonl import JsonlWriter, changed_update, read_records
-from esper.telemetry.pictures import COLOURS, timeline
+from esper.telemetry.pictures import COLOURS, timeline, values_of
 from esper.telemetry.tags import METRICS, tags_of
 from esper.telemetry.tensorboard import DASHBOARDS, TensorBoardWriter
 
@@ -205,6 +205,9 @@ def test_a_trace_becomes_pictures_and_histograms(tmp_path: Path) -> None:
     assert [one.step for one in events(tmp_path).Images("growth/timeline")] == [7]
     picture = timeline(table)
     colours = {tuple(int(COLOURS[stage][i : i + 2], 16) for i in (1, 3, 5)) for stage in ("blending", "fossilized")}
+    assert picture.shape[1] >= 300, "the legend is as wide"
+    refused = {"epoch": [1.0, 2.0], "op": ["germinate", "germinate"], "refused": [1.0, 0.0]}
+    assert values_of(refused)["growth/epoch_of_planting"].tolist() == [2.0]
     assert colours <= {tuple(colour) for colour in picture[34:, 74:].reshape(-1, 3).tolist()}
 
 
