@@ -236,7 +236,7 @@ def test_a_browser_slides_sorts_points_and_chooses(folder: Path, tmp_path: Path)
     assert seen["first"] == "update 1, training hosts"
     returns = read_trace(trace_of_evaluation(folder, 2, 4, "policy"))["return"][7::8]
     assert seen["order"] == np.argsort(np.array(returns, dtype=float)).tolist()
-    assert f"host {seen['order'][0]}, epoch 2" in seen["tip"]
+    assert f"host {seen['order'][0]}, epoch 1operation" in seen["tip"], "the first arrow shows the first epoch"
     assert "operation" in seen["live"]
     assert seen["which"] == f"host {seen['order'][1]}"
     assert seen["bars"] >= 2
