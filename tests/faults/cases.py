@@ -142,7 +142,7 @@ class Comparison(Sweep):
         command("esper.compare", str(folder), "hosts=2", f"workers={1 if alone else 2}")
 
     def numbers(self, folder: Path) -> dict[str, Any]:
-        files = [folder / "comparison.json", *sorted(folder.rglob("scored_*.json"))]
+        files = [folder / "comparison_hosts=2.json", *sorted(folder.rglob("scored_*.json"))]
         found = dict(leaves({str(path.relative_to(folder)): json.loads(path.read_text()) for path in files}))
         return {path: value for path, value in found.items() if not path.endswith("/folder")}
 

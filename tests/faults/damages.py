@@ -46,7 +46,7 @@ CASES = {
 }
 """Commands: the first makes the folder, the others read it when it is damaged."""
 READ = re.compile(r"\.(jsonl|json|pt|yaml)$")
-WRITTEN = {"esper.train": "tuning.json", "esper.compare": "comparison.json", "esper.evaluate": "evaluation_*.json"}
+WRITTEN = {"esper.train": "tuning.json", "esper.compare": "comparison_*.json", "esper.evaluate": "evaluation_*.json"}
 """File that a command writes."""
 ASIDE = ("runs", "command", "folders", "sentences", "warnings", "sha256")
 """Entries of these files that are text, or paths."""
@@ -214,7 +214,7 @@ def all_damages() -> list[Damage]:
         files = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
         files = [file for file in files if READ.search(file) and not file.startswith(("b/", "trial-"))]
         found += [Damage(case=case, file=file, kind=kind) for file in files for kind in DAMAGES]
-    outputs = ("comparison.json", "looks.jsonl", "costs.json")
+    outputs = ("comparison_hosts=2.json", "looks.jsonl", "costs.json")
     return [one for one in found if not one.file.endswith(outputs) or one.kind in ("gone", "folder")]
 
 

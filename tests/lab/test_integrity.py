@@ -183,5 +183,5 @@ def test_the_same_loose_run_twice_is_refused(experiment: Path, tmp_path: Path) -
 
 
 def test_duplicate_cells_are_refused(experiment: Path) -> None:
-    with pytest.raises(ConfigError, match="are the same run"):
+    with pytest.raises(ConfigError, match=r"are both block \d+ of arm shaped: name only one of them"):
         find_runs([experiment, experiment])
