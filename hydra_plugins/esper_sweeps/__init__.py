@@ -17,17 +17,18 @@ from omegaconf import DictConfig
 from esper.sweeps import RayConfig
 
 
-def _sweepers() -> Any:
+def _made(name: str) -> Any:
+    """Return the sweeper of this name that does the work."""
     from esper.lab import sweepers
 
-    return sweepers
+    return getattr(sweepers, name)
 
 
 class BlockSweeper(Sweeper):
     """See `esper.lab.sweepers`."""
 
     def __init__(self, **arguments: Any) -> None:
-        self._sweeper: Sweeper = _sweepers().BlockSweeper(**arguments)
+        self._sweeper: Sweeper = _made(type(self).__name__)(**arguments)
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._sweeper.setup(hydra_context=hydra_context, task_function=task_function, config=config)
@@ -35,28 +36,17 @@ class BlockSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         return self._sweeper.sweep(arguments)
 
-    @staticmethod
-    def preview(hydra: DictConfig, common: Sequence[str]) -> list[list[str]]:
-        return _sweepers().BlockSweeper.preview(hydra, common)
+    @classmethod
+    def preview(cls, hydra: DictConfig, common: Sequence[str]) -> list[list[str]]:
+        return _made(cls.__name__).preview(hydra, common)
 
-    @staticmethod
-    def check(hydra: DictConfig, common: Sequence[str], configs: Sequence[Any]) -> None:
-        _sweepers().BlockSweeper.check(hydra, common, configs)
+    @classmethod
+    def check(cls, hydra: DictConfig, common: Sequence[str], configs: Sequence[Any]) -> None:
+        _made(cls.__name__).check(hydra, common, configs)
 
 
 class TuneSweeper(BlockSweeper):
     """See `esper.lab.sweepers`."""
-
-    def __init__(self, **arguments: Any) -> None:
-        self._sweeper = _sweepers().TuneSweeper(**arguments)
-
-    @staticmethod
-    def preview(hydra: DictConfig, common: Sequence[str]) -> list[list[str]]:
-        return _sweepers().TuneSweeper.preview(hydra, common)
-
-    @staticmethod
-    def check(hydra: DictConfig, common: Sequence[str], configs: Sequence[Any]) -> None:
-        _sweepers().TuneSweeper.check(hydra, common, configs)
 
 
 class RayLauncher(Launcher):
