@@ -24,6 +24,7 @@ OTHER_WORLDS = (
     "2026-11-25_arrivals_gate",
     "2026-11-26_text_gate",
     "2026-11-26_trials_study",
+    "2026-11-27_deep_gate",
 )
 """Records that are not about digits."""
 BLOCKS, HOSTS = 300, 24
