@@ -173,11 +173,21 @@ class Bandit(Learner):
         return Decision(action=action_NH, state={"choice": torch.from_numpy(choice_N), "level": torch.from_numpy(level_N)})
 
     def revise(self, observation: Observation, before: State, decision: Decision, taken_NH: IntArray) -> State:
-        """Take back decisions to come where the last seed was not kept after all; see `Revisable`."""
-        kept_NH = decision.action
-        lost_N = (kept_NH[:, Head.OP] == Op.FOSSILIZE) & (taken_NH != kept_NH).any(axis=1)
-        choice_N = np.where(lost_N, before["choice"].numpy(), decision.state["choice"].numpy())
-        return decision.state | {"choice": torch.from_numpy(choice_N)}
+        """Take back what was not carried out; see `Revisable`.
+
+        Where the last seed was not kept after all, it is still to be kept. Where a bandit that decides again wanted a seed in a
+        slot and none was planted there, it decides anew from what it sees next: the time for that seed may have passed.
+        """
+        wanted_NH, state = decision.action, decision.state
+        choice_N, level_N = state["choice"].numpy(), state["level"].numpy()
+        lost_N = (wanted_NH[:, Head.OP] == Op.FOSSILIZE) & (taken_NH != wanted_NH).any(axis=1)
+        choice_N = np.where(lost_N, before["choice"].numpy(), choice_N)
+        if self.repeats:
+            place = [Head.OP, Head.SLOT]
+            unmet_N = (wanted_NH[:, Head.OP] == Op.GERMINATE) & (taken_NH[:, place] != wanted_NH[:, place]).any(axis=1)
+            choice_N = np.where(unmet_N, UNDECIDED, choice_N)
+            level_N = np.where(unmet_N, before["level"].numpy(), level_N)
+        return state | {"choice": torch.from_numpy(choice_N), "level": torch.from_numpy(level_N)}
 
     def _done(self, observation: Observation, choice_N: IntArray) -> BoolArray:
         """Return the hosts whose seed was kept without an action, by `slots.auto_advance` `[N]`; none if it decides once."""

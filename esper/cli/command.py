@@ -287,7 +287,7 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
             config = continued(config, [override for override in overrides if not override.startswith("hydra.")])
         key = [
             getattr(config, name)
-            for name in ("resume", "task", "host", "devices", "cluster", "hosts", "slots", "blueprint", "agent")
+            for name in ("resume", "env", "task", "host", "devices", "cluster", "hosts", "slots", "blueprint", "agent")
         ]
         if key not in asked:  # a begun sweep may need its teachers no more: each run looks
             ready(config, trains=not (many and any(folder.glob(f"**/{CHECKPOINTS}/*.pt"))), folder=None if many else folder)

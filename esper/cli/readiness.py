@@ -6,8 +6,11 @@ import torch
 
 from esper.checkpoint import Checkpoints, load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
+from esper.env.actions import EnvSpec
 from esper.env.cluster import ClusterError
 from esper.env.devices import find_device, find_precision
+from esper.env.foresight import feature_tables
+from esper.env.growth_env import GrowthConfig
 from esper.env.shard_pool import largest_shard
 from esper.growth.compatibility import check_host, check_seeds
 from esper.hosts.base import slot_specs
@@ -85,3 +88,19 @@ def _check_hosts(config: Config, teacher: Teacher | None) -> None:
     config.counterfactuals.check_hosts(min(cap or len(used), len(used)))
     for agent in (config.agent, *([teacher] if teacher else [])):
         agent.check_hosts(slots=names, in_use=chosen_S, cap=cap, blueprints=blueprints, hosts=config.hosts)
+    if teacher and isinstance(config.env, GrowthConfig):
+        teacher.build(_layout(config, config.env, names))
+
+
+def _layout(config: Config, env: GrowthConfig, slots: tuple[str, ...]) -> EnvSpec:
+    """Return the names of observations and actions; sizes of seeds are unknown."""
+    host_table, slot_table = feature_tables(tuple(config.task.events.kinds) if env.timetable else (), tuple(config.blueprint))
+    return EnvSpec(
+        num_hosts=config.hosts,
+        num_steps=config.steps,
+        slot_names=slots,
+        blueprint_names=tuple(config.blueprint),
+        seed_params=((0,) * len(slots),) * len(config.blueprint),
+        feature_names=host_table.names,
+        slot_feature_names=slot_table.names,
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from esper.env.observation import Feature
+from esper.env.observation import HOST_FEATURES, Feature, FeatureTable, slot_table
 from esper.lifecycle.stages import FloatArray
 from esper.task.events import CLASSES, RATES, Event, change
 
@@ -58,3 +58,13 @@ def foresight_table(kinds: Sequence[str]) -> tuple[Feature, ...]:
         *(f"mean strength of {kind} from now on, times the share of the episode that is left" for kind in kinds),
     ]
     return tuple(feature(rank, *row) for rank, row in enumerate(zip(foresight_names(kinds), meanings, strict=True)))
+
+
+def feature_tables(kinds: Sequence[str], blueprints: Sequence[str]) -> tuple[FeatureTable, FeatureTable]:
+    """Return the features of a host and those of a slot.
+
+    Args:
+        kinds: events that the observation tells in advance; none for all but oracles.
+        blueprints: names of the available blueprints.
+    """
+    return FeatureTable((*HOST_FEATURES, *foresight_table(kinds))), FeatureTable(slot_table(blueprints))

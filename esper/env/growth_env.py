@@ -13,7 +13,7 @@ from esper.env import observation as obs
 from esper.env.actions import EnvSpec, Head, Op, execute, legal_slots
 from esper.env.base import Array, EnvConfig, Environment, EnvParts, Hparam, one_each
 from esper.env.episode import Episode
-from esper.env.foresight import foresight, foresight_table
+from esper.env.foresight import feature_tables, foresight
 from esper.env.guard import Guard
 from esper.env.host_pool import PoolParts
 from esper.env.host_sampler import HostSampler
@@ -93,8 +93,7 @@ class GrowthEnv(Environment):
         )
         self.pool = parts.cluster.build(of_pool, self.meter)
         self.config, self._kinds = config, tuple(parts.task.events.kinds) if config.timetable else ()
-        host_table = (*obs.HOST_FEATURES, *foresight_table(self._kinds))
-        self._tables = obs.FeatureTable(host_table), obs.FeatureTable(obs.slot_table(tuple(parts.blueprints)))
+        self._tables = feature_tables(self._kinds, tuple(parts.blueprints))
         self.pretrained = (
             Pretrained(task=task, host=parts.host, optimiser=parts.optimiser, devices=parts.devices)
             if task.config.pretrain

@@ -23,7 +23,10 @@ def read_arms(arms: str | Mapping[str, Any] | None) -> dict[str, list[str]]:
     Raises:
         ConfigError: the text does not describe arms, or names one twice.
     """
-    usage = "write arms='reward: shaped,sparse', or arms='{small: agent.hidden=16, large: agent.hidden=256}'"
+    usage = (
+        "write arms='reward: shaped,sparse', or arms='{small: agent.hidden=16, large: agent.hidden=256}', with double quotes "
+        "around overrides that contain braces or commas"
+    )
     if isinstance(arms, str):
         if close := re.fullmatch(r"\s*([\w./@]+):(\S.*)", arms):
             raise ConfigError(f"arms={arms!r} lacks a space after the colon: write arms='{close[1]}: {close[2]}'")

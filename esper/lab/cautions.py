@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from esper.config import GROUPS
+from esper.config import standalone_agents
 from esper.lab.evaluation import EARLY
 from esper.lab.per_host import PREFIX, UNBUDGETED
 from esper.lab.runs import SEARCHED, STATIC_NET, UNSHARED, Run, group_of, records_of
@@ -83,11 +83,17 @@ def _makes_hosts(key: str) -> bool:
 
 
 def _trained_teachers(runs: Sequence[Run]) -> list[str]:
-    """Return a warning if only some arms learn from a trained teacher, or from another one."""
-    teachers = dict.fromkeys((run.arm, run.config.get("agent.teacher")) for run in runs)
-    trained = [f"{arm} learns from {teacher}" for arm, teacher in teachers if teacher and teacher not in GROUPS["agent"]]
-    if not trained or len({teacher for _, teacher in teachers}) == 1:
+    """Return a warning if in a block only some arms learn from a trained teacher, or from another one."""
+    agents, taught, by_block = standalone_agents(), dict[str, list[str]](), dict[tuple[str, int], set[str | None]]()
+    for run in runs:
+        named: str | None = run.config.get("agent.teacher")
+        teacher = None if named in agents else named
+        by_block.setdefault((run.stratum, run.block), set()).add(teacher)
+        if teacher:
+            taught.setdefault(run.arm, []).append(teacher)
+    if not taught or all(len(teachers) == 1 for teachers in by_block.values()):
         return []
+    trained = [f"{arm} learns from {own[0]}{' and others' * (len({*own}) > 1)}" for arm, own in taught.items()]
     return [f"agent.teacher differs between arms ({', '.join(trained)}): the training of a teacher is not in the costs"]
 
 

@@ -301,11 +301,17 @@ def _setting(config: Mapping[str, Any], strata: Sequence[str]) -> str:
     return ",".join(str(config.get(key)) for key in strata)
 
 
+_TEACHER = "agent.teacher"
+
+
 def _name_arms(runs: Sequence[Run], strata: Sequence[str]) -> None:
     """Name the arms of runs without a design by the values in which they differ, or else by their folder."""
     aside = (*UNSHARED, *strata)
     keys = dict.fromkeys(key for run in runs for key in run.config if key not in aside and group_of(key) not in aside)
     differ = [key for key in keys if len({str(run.config.get(key)) for run in runs}) > 1]
+    seeds_and_teachers = {(run.seed, run.config.get(_TEACHER)) for run in runs}
+    if _TEACHER in differ and len({seed for seed, _ in seeds_and_teachers}) == len(seeds_and_teachers):
+        differ.remove(_TEACHER)  # each seed has its own, as in agent.teacher='multirun/teachers/${seed}'
     # Different options of a group have different keys: name the option, and a key only if it differs within an option.
     chosen = [key for key in differ if "." not in key or group_of(key) not in differ or _differs_in_choice(runs, key)]
     for run in runs:

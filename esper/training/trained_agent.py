@@ -1,12 +1,13 @@
 """Builds trained controllers from what a run has saved: for evaluation, and as teachers."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from esper.agent.base import AgentConfig, Controller, Learner
-from esper.checkpoint import Checkpoints, digest_of, load_run
+from esper.checkpoint import Checkpoints, Notice, digest_of, load_run
 from esper.config import GROUPS, Config, ConfigError, did_you_mean, standalone_agents
 from esper.env.actions import EnvSpec
 from esper.lifecycle.stages import BoolArray
@@ -111,6 +112,8 @@ def find_teacher(config: Config, begun: Mapping[str, Any] | None = None) -> Teac
         load_plugins(saved["config"]["values"].get("plugins", ()))
         run = from_plain(saved["config"])
         option, agent, state = run.choice("agent"), run.agent.acting(), saved["agent"]
+        if state:
+            _check_training(named, run, saved["update"], config, begun=begun is not None)
     if unseen := agent.unseen(config.env):
         raise ConfigError(f"agent.teacher={named} reads {unseen}, which this run does not have: choose another teacher")
     if agent.needs_timetable and not getattr(config.env, "timetable", False):
@@ -118,6 +121,29 @@ def find_teacher(config: Config, begun: Mapping[str, Any] | None = None) -> Teac
             f"agent.teacher={named} needs the timetable of events: add env.timetable=true, or choose another teacher"
         )
     return Teacher(named=named, source=source, option=option, config=agent, state=state, seed=config.seed)
+
+
+def _check_training(named: str, run: Config, done: int, config: Config, *, begun: bool) -> None:
+    """Raise ConfigError if a teacher that learned cannot know what a run shows and lets it do; say if it is still learning.
+
+    Args:
+        run: config of the teacher's run.
+        done: its finished updates.
+        config: config of the run that it teaches.
+        begun: true if that run already has this teacher.
+    """
+    was, here = (str(getattr(one.env, "potential", None)).lower() for one in (run, config))
+    if was != here:
+        raise ConfigError(f"agent.teacher={named} was trained with env.potential={was}, and this run has {here}: make them equal")
+    new = run.agent.heads.pinned.keys() - config.agent.heads.pinned.keys() if run.agent.greedy else ()
+    if new:
+        free = " ".join(f"agent.heads.{head.name.lower()}=free" for head in sorted(new))
+        raise ConfigError(f"agent.teacher={named} was trained without {free}: leave that out here, or train the teacher with it")
+    if not begun and not done:
+        raise ConfigError(f"agent.teacher={named} has not finished an update: let it learn first")
+    if not begun and done < run.updates:
+        text = f"agent.teacher={named} has finished {done} of its {run.updates} updates, and teaches what it has learned so far"
+        warnings.warn(text, Notice, stacklevel=2)
 
 
 def _checkpoint(named: str) -> Path | None:

@@ -113,7 +113,7 @@ def test_a_rule_that_teaches_wants_a_seed_until_its_pupil_plants() -> None:
     assert advised(searched, fallen) == [wait, *[plant] * 5]
 
 
-def test_a_bandit_that_teaches_wants_its_seed_kept_until_its_pupil_keeps_it() -> None:
+def test_a_bandit_that_teaches_decides_anew_until_its_pupil_does_what_it_wants() -> None:
     bandit, rng = ReactBanditConfig(drop=10.0).build(SPEC, seed=0), np.random.default_rng(0)
     for _ in range(60):
         bandit.begin(0)
@@ -133,6 +133,9 @@ def test_a_bandit_that_teaches_wants_its_seed_kept_until_its_pupil_keeps_it() ->
         *[Op.FOSSILIZE] * 2,
         *[Op.WAIT] * 2,
     ]
+    passing, lasting = [at(level, step=step) for step, level in enumerate([70, 40, 70, 70])], [at(70, step=0), *[at(40)] * 3]
+    assert [op for op, *_ in advised(bandit, passing)] == [Op.WAIT, Op.GERMINATE, Op.WAIT, Op.WAIT]
+    assert [op for op, *_ in advised(bandit, lasting)] == [Op.WAIT, *[Op.GERMINATE] * 3]
 
 
 def test_without_growth_potential_no_rule_uses_it() -> None:

@@ -101,3 +101,7 @@ def test_the_training_of_a_teacher_is_in_no_costs(
     found = anomalies(runs)
     assert len(found) == warned
     assert all("(taught learns from multirun/teacher): the training of a teacher is not in the costs" in line for line in found)
+    later = [replace(run, block=1, config={"hosts": 1, "agent.teacher": "multirun/second"}) for run in runs]
+    found = anomalies([*runs, *later])
+    assert len(found) == warned
+    assert all("taught learns from multirun/teacher and others" in line for line in found)

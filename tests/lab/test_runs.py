@@ -49,6 +49,16 @@ def test_arms_are_named_over_all_folders(on_disk: Any, tmp_path: Path) -> None:
     }
 
 
+def test_teachers_name_an_arm_unless_each_seed_has_its_own(on_disk: Any, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        for share in (0.25, 0.5):
+            on_disk(f"own/{seed}_{share}", agent__teacher=f"teachers/{seed}", agent__imitation=share, seed=seed)
+        for teacher in ("a", "b"):
+            on_disk(f"shared/{seed}_{teacher}", agent__teacher=teacher, seed=seed)
+    assert {run.arm for run in find_runs([tmp_path / "own"])} == {"agent.imitation=0.25", "agent.imitation=0.5"}
+    assert {run.arm for run in find_runs([tmp_path / "shared"])} == {"agent.teacher=a", "agent.teacher=b"}
+
+
 def test_arm_names_hold_keys_that_differ_within_an_option(on_disk: Any, tmp_path: Path) -> None:
     for reward in ("shaped", "sparse"):
         for rent in (0.1, 0.2):

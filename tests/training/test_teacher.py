@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from esper.checkpoint import Notice
 from esper.cli import command
 from esper.cli.overrides import check
 from esper.cli.readiness import ready
@@ -140,6 +141,27 @@ def test_a_resumed_run_has_the_teacher_that_it_had(policy: Path, tmp_path: Path,
                 start()
 
 
+def save_teacher(folder: Path, update: int, *overrides: str) -> None:
+    """Save what an untrained controller would have after some of two updates."""
+    trainer = Trainer(check(["hosts=4", "steps=6", "updates=2", "telemetry=quiet", *overrides]), folder)
+    trainer.update = update
+    trainer.checkpoints.save(trainer.state_dict(), update)
+
+
+def test_a_teacher_that_is_still_learning_is_named(tmp_path: Path) -> None:
+    taught = config(f"agent.teacher={tmp_path}")
+    save_teacher(tmp_path, 0)
+    with pytest.raises(ConfigError, match=r"^agent\.teacher=\S+ has not finished an update: let it learn first$"):
+        ready(taught)
+    save_teacher(tmp_path, 1)
+    with pytest.warns(
+        Notice, match=r"^agent\.teacher=\S+ has finished 1 of its 2 updates, and teaches what it has learned so far"
+    ):
+        ready(taught)
+    save_teacher(tmp_path, 2)
+    ready(taught)
+
+
 @pytest.mark.parametrize(
     ("trained", "taught", "sentence"),
     [
@@ -150,14 +172,16 @@ def test_a_resumed_run_has_the_teacher_that_it_had(policy: Path, tmp_path: Path,
             [],
             " needs the timetable of events: add env.timetable=true, or choose another teacher",
         ),
+        (["agent=react_bandit"], ["blueprint=[norm]"], ": the ReactBandit learned to choose among .*"),
+        (["env.potential=false"], [], " was trained with env.potential=false, and this run has true: make them equal"),
+        ([], ["agent.heads.style=free"], r" was trained without agent\.heads\.style=free: leave that out here, or train .*"),
     ],
 )
 def test_a_teacher_that_does_not_fit_is_found_before_the_run(
     trained: list[str] | None, taught: list[str], sentence: str, tmp_path: Path
 ) -> None:
-    if trained:
-        shown = ["hosts=4", "steps=6", "updates=1", "telemetry=quiet", *trained]
-        Trainer(check(shown), tmp_path).checkpoints.save(Trainer(check(shown), tmp_path).state_dict(), 0)
+    if trained is not None:
+        save_teacher(tmp_path, 1, *trained)
         taught = [*taught, f"agent.teacher={tmp_path}"]
     with pytest.raises(ConfigError, match=rf"^agent\.teacher=\S+{sentence}$"):
         ready(config(*taught))
