@@ -82,8 +82,8 @@ class TaskConfig:
     """Folder in which pretrained hosts are cached; empty: `esper/pretrained` in the user's cache folder. It may be emptied at any
     time."""
     split_seed: int = 0
-    """Random seed of the split into training, validation and test samples. It is independent of the run's seed, so that runs can
-    be compared."""
+    """Random seed of the split into training, validation and test samples, and of the drifts of the data. It is independent of
+    the run's seed, so that runs can be compared."""
     events: EventsConfig = field(default_factory=EventsConfig)
     """Events that happen to a host while it trains, such as drift of its data; none by default."""
 
@@ -115,6 +115,8 @@ class TaskConfig:
     def check_host(self, host: HostConfig) -> None:
         """Raise ValueError if a host, which must read the task's samples, cannot have the task's instances."""
         if self.instances is Instances.healthy:
+            if self.kinds:
+                raise ValueError("task.kinds has no effect on healthy hosts: add task.instances=lesioned, or set task.kinds=[]")
             return
         if not (parts := host.num_parts()):
             raise ValueError("task.instances=lesioned needs a host with parts to lesion: set task.instances=healthy")

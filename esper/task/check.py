@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper.checkpoint import Notice
 from esper.fusion.layout import PERMUTE, Layout, channels_last
-from esper.task.data import IGNORED, ROWS, SMALL, Data, DataError, ends
+from esper.task.data import IGNORED, ROWS, SMALL, Data, DataError, ends, rows_at_once
 
 PARTS = ("train", "valid", "test")
 INTEGERS = (torch.int64, *SMALL)
@@ -84,7 +84,7 @@ def mistakes(data: Data, layout: Layout, *, numbers: bool = False) -> list[str]:
     if channels_last(shape):
         found.append(f"train_x has the shape {list(shape)}, read as {AXES[Layout.IMAGES]}: {PERMUTE}")
     if shape[2:] != (1, 1):
-        first, scaled = data.inputs(data.train_x[:ROWS]), data.mean is not None
+        first, scaled = data.inputs(data.train_x[: rows_at_once(data.train_x)]), data.mean is not None
         mean, std = float(first.mean()), float(first.std())
         if abs(mean) > FAR_MEAN or std > FAR_STD:
             found.append(
@@ -111,7 +111,7 @@ def _check_inputs(name: str, x: Tensor, layout: Layout, data: Data) -> None:
         _check_range(f"{name}, as a token,", *ends(x), data.num_classes)
     elif x.dtype is torch.uint8 and (data.mean is None or data.std is None):
         raise DataError(f"{name} holds bytes, and the data has no mean and std: set both, {SCALE}, or make it torch.float32")
-    elif x.is_floating_point() and (wrong := sum(int((~part.isfinite()).sum()) for part in x.split(ROWS))):
+    elif x.is_floating_point() and (wrong := sum(int((~part.isfinite()).sum()) for part in x.split(rows_at_once(x)))):
         raise DataError(f"{name} has {wrong} values that are NaN or infinite: remove or replace them")
     for scale, values in (("mean", data.mean), ("std", data.std)):
         if values is not None and not (isinstance(cast(Any, values), Tensor) and values.shape in ((x.shape[1], 1, 1), (1,), ())):

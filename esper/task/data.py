@@ -16,8 +16,8 @@ from torch import Tensor
 
 IGNORED = -100
 """Target of padded positions, which loss and accuracy leave out (torch's `ignore_index`)."""
-ROWS = 4096
-"""Samples that are read at once, so that data in files need not fit into memory."""
+ROWS, VALUES = 4096, 2**26
+"""Maximum numbers of samples, and of values, that are read at once, so that data in files need not fit into memory."""
 LABELS = 5
 """Maximum number of class labels that `Data.describe` shows."""
 SMALL = (torch.uint8, torch.int16, torch.int32)
@@ -49,6 +49,12 @@ def reading(path: Path, remedy: str) -> Generator[None]:
         raise TaskError(f"the task needs {path}{place}, which does not exist: {remedy}") from error
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise TaskError(f"{path} is damaged ({error}): {remedy}") from error
+
+
+def visible_files(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the files below a folder in order, without hidden ones and those in hidden folders, such as .ipynb_checkpoints."""
+    paths = sorted(folder.rglob(pattern))
+    return [path for path in paths if path.is_file() and not any(part[0] == "." for part in path.relative_to(folder).parts)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,6 +217,11 @@ def is_padding(targets: Tensor) -> Tensor:
 def target_values(targets: Tensor) -> Tensor:
     """Return targets in the type that a loss takes."""
     return targets if targets.is_floating_point() else targets.long()
+
+
+def rows_at_once(samples: Tensor) -> int:
+    """Return the number of samples to read at once: at most `ROWS`, and `VALUES` values."""
+    return max(1, min(ROWS, VALUES // max(1, samples[0].numel())))
 
 
 def ends(values: Tensor) -> tuple[int, int]:

@@ -46,8 +46,8 @@ def domains(data: Data, drifts: Mapping[str, Callable[[Data], Data]], stream: np
         test_x=stacked("test_x"),
         test_y=stacked("test_y"),
         train_rank=rank(data.train_y),
+        test_rank=rank(data.test_y),  # before the validation samples, so that their number does not change it
         valid_rank=rank(data.valid_y),
-        test_rank=rank(data.test_y),
     )
 
 
@@ -61,17 +61,22 @@ def relabel(data: Data, rng: np.random.Generator) -> Data:
     new[shuffled] = np.roll(shuffled, 1)
     table = torch.from_numpy(new)
     parts = {name: getattr(data, name) for name in ("train_y", "valid_y", "test_y")}
-    return replace(data, **{name: torch.where(y == IGNORED, y, table[y.clamp(min=0).long()]) for name, y in parts.items()})
+
+    def changed(y: Tensor) -> Tensor:
+        known = y.long()  # in bytes, class 156 would equal IGNORED
+        return torch.where(known == IGNORED, known, table[known.clamp(min=0)]).to(y.dtype)
+
+    return replace(data, **{name: changed(y) for name, y in parts.items()})
 
 
 def mislabel(data: Data, rng: np.random.Generator) -> Data:
     """Replace a share of the training labels by other classes; validation and test labels stay right."""
-    y = data.train_y.flatten()
+    y = data.train_y.flatten().long()
     known = np.flatnonzero(y.numpy() != IGNORED)
     wrong = torch.from_numpy(np.sort(rng.permutation(known)[: round(WRONG * len(known))]))
     new = y.clone()
     new[wrong] = (y[wrong] + torch.from_numpy(rng.integers(1, data.num_classes, len(wrong)))) % data.num_classes
-    return replace(data, train_y=new.view(data.train_y.shape))
+    return replace(data, train_y=new.view(data.train_y.shape).to(data.train_y.dtype))
 
 
 # ---- images

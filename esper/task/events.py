@@ -125,10 +125,10 @@ class EventsConfig:
 
     kinds: list[str] = field(default_factory=lambda: list[str]())
     """Kinds of events, each at most once; empty: no events. Drifts of images are invert, rotate (by 90 degrees), turn
-    (by 180), mirror, shift (by a quarter of the width), blur and noise (added); of python_text, prose and swapcase; of all
-    data with classes, relabel (the classes are permuted) and mislabel (40 % of the training labels become wrong). A drift
-    replaces the one before it. Classes of images can arrive (they are absent before) and leave. Learning rates can become slow
-    (times 0.1) and fast (times 3)."""
+    (by 180), mirror, shift (by a quarter of the width), blur and noise (added); of tables and diabetes, noise; of python_text,
+    prose and swapcase; of all data with classes, relabel (the classes are permuted) and mislabel (40 % of the training labels
+    become wrong). A drift replaces the one before it. Classes of images and of table_classes can arrive (they are absent before)
+    and leave. Learning rates can become slow (times 0.1) and fast (times 3)."""
     count: list[int] = field(default_factory=lambda: [1])
     """Number of events of a host, each at least 0. Higher: more to react to."""
     first: int = 3

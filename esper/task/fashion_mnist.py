@@ -54,6 +54,7 @@ class FashionMnistConfig(PublishedConfig):
     default_host: ClassVar[str] = "cnn_pooled"
     name: ClassVar[str] = "fashion_mnist"
     dataset: ClassVar[str] = "FashionMNIST"
+    endings: ClassVar[tuple[str, ...]] = ("", ".gz")
     origin: ClassVar[str] = (
         "the four files of github.com/zalandoresearch/fashion-mnist, gzipped or plain (Debian's package dataset-fashion-mnist "
         "has them, and is detected automatically)"

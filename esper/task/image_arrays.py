@@ -126,7 +126,12 @@ class ImageArraysConfig(AugmentedConfig):
             raise TaskError(f"{where} {len(x)} images and classes of shape {list(y.shape)}: give one class per image")
         if not len(y):
             raise TaskError(f"{where} no images: add some")
-        y = cast(Array, np.char.decode(y) if y.dtype.kind == "S" else y)
+        try:
+            y = cast(Array, np.char.decode(y) if y.dtype.kind == "S" else y)
+        except UnicodeDecodeError:
+            raise TaskError(
+                f"{where} classes that are not text in UTF-8: decode them before saving, as in np.char.decode(y, 'latin-1')"
+            ) from None
         if y.dtype.kind not in "biuU" and not (y.dtype.kind == "f" and np.isfinite(y).all() and (y % 1 == 0).all()):
             raise TaskError(f"{where} classes that are neither whole numbers nor text: use either")
         return Images(x, y)

@@ -1,10 +1,13 @@
 """Images of your own: a folder with one subfolder per class, as torchvision's ImageFolder reads it.
 
-If the folder has a subfolder `train` with subfolders, these are the classes, and `val` (or `valid`) and `test` beside it are the
-validation and test sets. A set without a folder is a tenth of the training images.
+If the folder has a subfolder `train` with subfolders, these are the classes, and `val` (or `valid`, `validation`) and `test`
+beside it are the validation and test sets. A set without a folder is a tenth of the training images.
 """
 
 import importlib
+import re
+import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,16 +18,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from esper.checkpoint import Notice
 from esper.ranges import check_ranges
 from esper.seeding import stream
-from esper.task.data import Data, TaskError, Units, reading
+from esper.task.data import Data, TaskError, Units, reading, visible_files
 from esper.task.images import AugmentedConfig, normalised
 from esper.task.mapped import joined
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Endings of the files that are read, in lower case: those of torchvision's ImageFolder."""
-SETS = {"train": "train", "val": "valid", "valid": "valid", "test": "test"}
+SETS = {"train": "train", "val": "valid", "valid": "valid", "validation": "valid", "test": "test"}
 """Subfolder -> set."""
+LIKE_SETS = (*SETS, "training", "testing")
+"""Names of classes, in lower case, that are probably sets."""
+FILES = 128
+"""Images that are decoded ahead."""
+DEEP = re.compile(r"(RGB[AXa]?|LA|CMYK);16")
+"""Pillow's names of colours of 16 bits per channel, of which it keeps the upper 8; `BGR;16` has 5 or 6."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,7 +44,8 @@ class ImageFolderConfig(AugmentedConfig):
     default_host: ClassVar[str] = "cnn_baseline"
 
     folder: str = "data/images"
-    """Folder with a subfolder of images for each class, or with such folders named train, val (or valid) and test."""
+    """Folder with a subfolder of images for each class, or with such folders named train, val (or valid, validation) and test.
+    Hidden files and folders are left out."""
     size: int = 32
     """Height and width of the images that the hosts read [pixels], from 8 to 1024. Each image is cropped to the square in its
     centre, resized, and converted to three colours. Higher: more detail; memory and time grow with the square."""
@@ -60,9 +71,12 @@ class ImageFolderConfig(AugmentedConfig):
             raise TaskError(f"task.folder={self.folder} has too few images of class {classes[kind]} for all sets: add some")
         parts: dict[str, Any] = {}
         for name, files in sets.items():
-            with ThreadPoolExecutor() as pool:
-                images = pool.map(partial(_read, size=self.size), [path for path, _ in files])
-                parts[f"{name}_x"] = joined((image[None] for image in images), mapped=self.mapped)
+            images = _images([path for path, _ in files], self.size)
+            if self.mapped:
+                parts[f"{name}_x"] = joined((image[None] for image in images), mapped=True)
+            else:  # filled in place: a list of all images would take as much memory again
+                form = np.dtype((np.uint8, (3, self.size, self.size)))
+                parts[f"{name}_x"] = torch.from_numpy(np.fromiter(images, form, len(files)))
             parts[f"{name}_y"] = torch.tensor([kind for _, kind in files])
         units = Units.of_arrays(classes=classes)
         return normalised(Data(**parts, num_classes=len(classes), mapped=self.mapped, units=units))
@@ -73,17 +87,7 @@ class ImageFolderConfig(AugmentedConfig):
         Raises:
             TaskError: there are fewer than two classes, a class is unknown or empty, or there are too few images.
         """
-        top = Path(self.folder)
-        found = {name: top / folder for folder, name in SETS.items() if (top / folder).is_dir()}
-        if (top / "val").is_dir() and (top / "valid").is_dir():
-            raise TaskError(f"task.folder={self.folder} has both val and valid: keep one")
-        if "train" not in found or not _subfolders(found["train"]):
-            found = {"train": top}
-            if "train" in (names := _subfolders(top)) and {*names} <= {*SETS}:
-                raise TaskError(
-                    f"task.folder={self.folder} has folders for sets, but {top / 'train'} has none for classes: put the images "
-                    "of each class into a subfolder"
-                )
+        found = self._folders()
         classes, sets = _subfolders(found["train"]), dict[str, list[tuple[Path, int]]]()
         if len(classes) < 2:
             raise TaskError(
@@ -91,11 +95,16 @@ class ImageFolderConfig(AugmentedConfig):
                 f"has {len(classes)}: put the images of each class into a subfolder"
             )
         for name, folder in found.items():
-            if unknown := [one for one in _subfolders(folder) if one not in classes]:
+            if not (names := _subfolders(folder)):
+                raise TaskError(
+                    f"{folder} has no folders of classes: put the images of each class into a subfolder, or move "
+                    f"{folder.name} out of task.folder"
+                )
+            if unknown := [one for one in names if one not in classes]:
                 raise TaskError(
                     f"{folder / unknown[0]} is a class without training images: remove it, or add it to the training set"
                 )
-            files = {one: sorted(path for path in (folder / one).rglob("*") if path.suffix.lower() in ENDINGS) for one in classes}
+            files = {one: [path for path in visible_files(folder / one) if path.suffix.lower() in ENDINGS] for one in classes}
             empty = [one for one in classes if not files[one]]
             if empty and name == "train":
                 raise TaskError(f"{folder / empty[0]} has no image ({', '.join(ENDINGS)}): remove it, or add images")
@@ -103,6 +112,43 @@ class ImageFolderConfig(AugmentedConfig):
         if len(sets["train"]) < 10 or not all(sets.values()):
             raise TaskError(f"task.folder={self.folder} has too few images: a set has at least one, and training at least ten")
         return classes, sets
+
+    def _folders(self) -> dict[str, Path]:
+        """Return the folder of each set, or the whole folder as the training set if it has no folders for sets.
+
+        Raises:
+            TaskError: the folder is missing, has two folders for one set, or has folders for sets and none for classes.
+        """
+        top, found = Path(self.folder), dict[str, Path]()
+        names = _subfolders(top)
+        for name in (name for name in SETS if name in names):
+            if SETS[name] in found:
+                raise TaskError(f"task.folder={self.folder} has both {found[SETS[name]].name} and {name}: keep one")
+            found[SETS[name]] = top / name
+        if "train" in found and _subfolders(found["train"]):
+            if rest := [name for name in names if name not in SETS]:
+                warnings.warn(f"task.folder={self.folder}: not used: {', '.join(rest)}", Notice, stacklevel=2)
+            return found
+        if "train" in found and {*names} <= {*SETS}:
+            raise TaskError(
+                f"task.folder={self.folder} has folders for sets, but {found['train']} has none for classes: put the images of "
+                "each class into a subfolder"
+            )
+        if like := [name for name in names if name.lower() in LIKE_SETS]:
+            warnings.warn(
+                f"task.folder={self.folder}: {', '.join(like)} read as a class: if these are sets, name them train, val and "
+                "test, and put a subfolder per class into each",
+                Notice,
+                stacklevel=2,
+            )
+        return {"train": top}
+
+
+def _images(paths: list[Path], size: int) -> Iterator[npt.NDArray[np.uint8]]:
+    """Read images `[3, size, size]` in order, with at most `FILES` in memory."""
+    with ThreadPoolExecutor() as pool:
+        for start in range(0, len(paths), FILES):
+            yield from pool.map(partial(_read, size=size), paths[start : start + FILES])
 
 
 def _subfolders(folder: Path) -> list[str]:
@@ -121,9 +167,16 @@ def _read(path: Path, size: int) -> npt.NDArray[np.uint8]:
     with reading(path, "replace or remove it"):
         try:
             with pillow.Image.open(path) as image:
-                if image.mode.startswith(("I", "F")):  # Pillow would clip them to 0..255
+                if _is_deep(image):
                     raise TaskError(f"{path} has more than 8 bits per channel: save it with 8")
                 square = pillow.fit(image.convert("RGB"), (size, size), pillow.Image.Resampling.BILINEAR)
         except (SyntaxError, pillow.Image.DecompressionBombError) as error:
             raise ValueError(str(error)) from error
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+
+def _is_deep(image: Any) -> bool:
+    """Return whether an opened image has more than 8 bits per channel, which Pillow would clip or cut."""
+    largest = [tile[3][-1] for tile in image.tile if tile[0].startswith("ppm") and isinstance(tile[3], tuple)]
+    coded = " ".join(str(tile[3]) for tile in image.tile)
+    return image.mode.startswith(("I", "F")) or bool(DEEP.search(coded)) or max(largest, default=0) > 255

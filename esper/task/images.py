@@ -15,7 +15,7 @@ from esper.ranges import check_ranges
 from esper.task.augment import Augmentation
 from esper.task.base import Task, TaskConfig
 from esper.task.check import PARTS
-from esper.task.data import ROWS, Data, DataError, TaskError
+from esper.task.data import Data, DataError, TaskError, rows_at_once
 from esper.task.drifts import IMAGE_DRIFTS, Drift
 from esper.task.events import CLASSES, RATES
 from esper.task.instances import Name
@@ -59,6 +59,8 @@ class ImagesConfig(TaskConfig):
         for part in PARTS if any(self.classes) or moving else ():
             if missing := set(range(task.data.num_classes)).difference(getattr(task.data, f"{part}_y").tolist()):
                 remedy = "let none arrive or leave" if moving else "use task.classes=[0]"
+                if part == "valid" and self.valid_samples:
+                    remedy = f"raise task.valid_samples={self.valid_samples}, or {remedy}"
                 raise DataError(f"{part}_y has no sample of class {min(missing)}, which hosts may draw: {remedy}")
         fewest = min(count or task.data.num_classes for count in self.classes)
         if moving and (most := max(self.events.count) * self.events.group) > fewest - 2:
@@ -111,7 +113,7 @@ def normalised(data: Data) -> Data:
     """Return byte images with the exact mean and standard deviation of each channel of the training set; 1 for a constant one."""
     images, channels = data.train_x, data.train_x.shape[1]
     counts = np.zeros((channels, 256), np.int64)
-    for part in images.split(ROWS):
+    for part in images.split(rows_at_once(images)):
         counts += np.stack(
             [torch.bincount(part[:, channel].flatten().int(), minlength=256).numpy() for channel in range(channels)]
         )

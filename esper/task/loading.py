@@ -7,7 +7,7 @@ from esper.task.base import Task, TaskConfig
 from esper.task.data import DataError, TaskError
 from esper.task.table import TASKS
 
-_loaded: dict[tuple[str, str, tuple[int, int]], Task] = {}
+_loaded: dict[tuple[str, str, int], Task] = {}
 
 
 def load_task(config: TaskConfig, host: HostConfig) -> Task:
@@ -28,8 +28,8 @@ def load_task(config: TaskConfig, host: HostConfig) -> Task:
     return _loaded[key]
 
 
-def _changed(config: TaskConfig) -> tuple[int, int]:
-    """Return how many files and folders the user's data has, and when the newest was changed [ns]: a notebook may change them."""
+def _changed(config: TaskConfig) -> int:
+    """Return a hash of the paths, times and sizes of the user's files and folders: a notebook may change them."""
     named = [Path(place) for name in config.own_data if (place := getattr(config, name, None))]
-    paths = [path for place in named for path in (place, *place.rglob("*")) if path.exists()]
-    return len(paths), max((path.stat().st_mtime_ns for path in paths), default=0)
+    paths = sorted(path for place in named for path in (place, *place.rglob("*")) if path.exists())
+    return hash(tuple((str(path), (stat := path.stat()).st_mtime_ns, stat.st_size) for path in paths))

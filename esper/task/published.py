@@ -1,6 +1,7 @@
 """Published image data sets: where their files lie, how they are read, and their download through torchvision."""
 
 import importlib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from esper.task.data import Data, TaskError, reading
 from esper.task.images import AugmentedConfig, normalised, split_images
 
 Bytes = npt.NDArray[np.uint8]
+LOCK = ".download.lock"
+"""File in `task.root` that a download locks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +29,7 @@ class Version:
     folder: str
     """Subfolder of `task.root` in which the files are unpacked; they may also lie in `task.root` itself."""
     train: tuple[str, ...]
-    """Names of the files of the training images, in the order of the images; `.gz` may follow."""
+    """Names of the files of the training images, in the order of the images; an ending may follow."""
     test: tuple[str, ...]
 
 
@@ -40,6 +43,8 @@ class PublishedConfig(AugmentedConfig):
     num_classes: ClassVar[int] = 10
     versions: ClassVar[tuple[Version, ...]]
     """Forms in which the data set is read, the preferred one first. All hold the same images in the same order."""
+    endings: ClassVar[tuple[str, ...]] = ("",)
+    """What may follow the names of the files."""
     origin: ClassVar[str]
     """What to download by hand, for messages."""
     dataset: ClassVar[str]
@@ -93,12 +98,16 @@ class PublishedConfig(AugmentedConfig):
     def remedy(self) -> str:
         """Return what to do about a missing or damaged file."""
         return (
-            f"add task.download=true, or download {self.origin} and set task.root to the folder of the files "
-            "(or use task=digits, which needs no download)"
+            f"add task.download=true, or download {self.origin} and set task.root to the folder of the files (delete a damaged "
+            "file first, since only missing ones are downloaded; task=digits needs no download)"
         )
 
     def _located(self) -> tuple[Version, Path]:
         """Return the version to read and its folder, after a download if it is wanted and needed."""
+        lock = Path(self.root, LOCK)
+        if self.download and os.access(lock, os.W_OK):
+            with FileLock(lock):  # wait for another process, whose download may have written half of a file
+                pass
         found = self._complete()
         if found is None and self.download:
             self._fetch()
@@ -116,7 +125,7 @@ class PublishedConfig(AugmentedConfig):
         for version in self.versions:
             for folder in (Path(self.root), Path(self.root, version.folder)):
                 names = (*version.train, *version.test)
-                if enough((folder / name).is_file() or (folder / f"{name}.gz").is_file() for name in names):
+                if enough(any((folder / f"{name}{ending}").is_file() for ending in self.endings) for name in names):
                     return version, folder
         return None
 
@@ -136,7 +145,7 @@ class PublishedConfig(AugmentedConfig):
             ) from error
         try:
             Path(self.root).mkdir(parents=True, exist_ok=True)
-            with FileLock(Path(self.root, ".download.lock")):
+            with FileLock(Path(self.root, LOCK)):
                 for part in self.parts:
                     getattr(datasets, self.dataset)(self.root, download=True, **part)
         except (RuntimeError, OSError) as error:  # RuntimeError: the checksum of a file is wrong

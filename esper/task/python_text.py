@@ -86,7 +86,7 @@ def _texts(root: Path | None, *, topics: bool) -> dict[str, bytes]:
         TaskError: there is too little text.
     """
     folder = root or Path(sysconfig.get_path("stdlib"))
-    texts = {path.name: path.read_bytes() for path in folder.glob("*.py")}
+    texts = {path.name: path.read_bytes() for path in folder.glob("*.py") if path.is_file()}
     if root is None and topics:
         texts |= _topics()
     texts = {name: text for name, text in texts.items() if len(text) > 1}

@@ -2,6 +2,7 @@
 
 # n rows, C columns
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,12 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from esper.checkpoint import Notice
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, Units
 from esper.task.drifts import LABEL_DRIFTS, Drift, noise
 from esper.task.images import ImagesConfig
 from esper.task.regression import scaled, split_rows
-from esper.task.table_file import read_table
+from esper.task.table_file import MISSING, read_table
 
 SETS = ("training", "validation", "testing")
 """Uses of a class's rows; each class needs at least one row per use."""
@@ -58,6 +60,10 @@ class TableClassesConfig(ImagesConfig):
         parts = split_rows(len(number_n), stream(self.split_seed, "table_split"), f"task.file={self.file}")
         if missing := [name for rank, name in enumerate(names) if rank not in number_n[parts["train"]]]:
             raise TaskError(f"{where} has no row of class {missing[0]!r} among those to train on: add rows of it, or remove them")
+        if marks := [name for name in names if name.lower() in MISSING]:
+            warnings.warn(
+                f"{where} has the class {marks[0]!r}: if it marks missing values, remove these rows", Notice, stacklevel=2
+            )
         rows, mean, std = scaled(table.rows, parts["train"])
         x, y = rows[:, :, None, None], torch.from_numpy(number_n.astype(np.int64))
         tensors: dict[str, Any] = {f"{part}_x": torch.from_numpy(x[chosen]) for part, chosen in parts.items()}

@@ -15,6 +15,12 @@ from esper.task.regression import RegressionConfig, split_table
 
 SEPARATORS = {";": "semicolons", "\t": "tabs"}
 """Separators of other dialects."""
+MISSING = ("na", "n/a", "#n/a", "<na>", "nan", "null", "?")
+"""Marks of missing values, in lower case."""
+ARCHIVES = (".gz", ".zip", ".bz2", ".xz")
+"""Endings of packed files."""
+FORMATS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"PAR1")
+"""First bytes of spreadsheets (new and old) and of Parquet files."""
 FEW = 10
 """Maximum number of different whole numbers in a target column that suggests classes."""
 
@@ -63,22 +69,24 @@ def read_table(file: str, target: str, *, numbers: bool) -> Table:
         numbers: if true, that column must hold numbers too.
 
     Raises:
-        TaskError: the file is missing or has no such column, a cell is empty, or a value is not a finite number.
+        TaskError: the file is missing or has no such column, a value is missing or not a finite number.
     """
     names, lines = _cells(Path(file), "of numbers whose" if numbers else "whose")
     if target and target not in names:
         raise TaskError(f"{file} has no column {target!r}: set task.target to one of {', '.join(names)}")
     column = names.index(target) if target else len(names) - 1
     rows = np.empty((len(lines), len(names)))
-    for row, (number, line) in zip(rows, lines, strict=True):
-        where = f"line {number} of {file}"
+    for row, (at, line) in zip(rows, lines, strict=True):
+        where = f"line {at} of {file}"
         if len(line) != len(names):
             values = "1 value" if len(line) == 1 else f"{len(line)} values"
             raise TaskError(f"{where} has {values}, and the first line names {len(names)} columns: correct it")
         for place, cell in enumerate(line):
-            if not cell:
-                raise TaskError(f"{where} has no value in column {names[place]!r}: fill it in, or remove the line")
-            if numbers or place != column:
+            number = numbers or place != column
+            if not cell or (number and cell.lower() in MISSING):
+                mark = f" ({cell})" if cell else ""
+                raise TaskError(f"{where} has no value in column {names[place]!r}{mark}: fill it in, or remove the line")
+            if number:
                 row[place] = _number(cell, where, names[place], names[column])
     return Table(rows=np.delete(rows, column, 1), target=[line[column] for _, line in lines], name=names[column])
 
@@ -93,8 +101,7 @@ def _cells(path: Path, kind: str) -> tuple[list[str], list[tuple[int, list[str]]
         try:
             found.extend((reader.line_num, [cell.strip() for cell in line]) for line in reader if line)
         except UnicodeDecodeError:
-            remedy = "unpack it" if path.suffix in (".gz", ".zip", ".bz2", ".xz") else "save it in that encoding"
-            raise TaskError(f"{path} is not text in UTF-8: {remedy}") from None
+            raise TaskError(f"{path} is not text in UTF-8: {_as_text(path)}") from None
         except csv.Error as error:
             begun = found[-1][0] + 1 if found else 1
             raise TaskError(f"{path} cannot be read from line {begun} on ({error}): close its quotes") from None
@@ -122,6 +129,14 @@ def _cells(path: Path, kind: str) -> tuple[list[str], list[tuple[int, list[str]]
     if len(found) == 1:
         raise TaskError(f"{path} has no rows below the names of its columns: add some")
     return names, found[1:]
+
+
+def _as_text(path: Path) -> str:
+    """Return how to turn a file into text."""
+    if path.suffix in ARCHIVES:
+        return "unpack it"
+    with path.open("rb") as opened:
+        return "export it as CSV" if opened.read(4) in FORMATS else "save it in that encoding"
 
 
 def _is_number(text: str) -> bool:

@@ -28,6 +28,7 @@ class TinyStoriesConfig(TextConfig):
 
     default_host: ClassVar[str] = "transformer_tinystories"
     default_optimiser: ClassVar[str] = "adamw_warmup"
+    own_data: ClassVar[tuple[str, ...]] = ("root",)
 
     root: str = "data/tinystories"
     """Folder of TinyStories-train.txt, TinyStories-valid.txt and tokenizer.json."""

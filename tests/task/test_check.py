@@ -18,7 +18,7 @@ from esper.cli.readiness import ready
 from esper.config import ConfigError
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.transformer import TransformerConfig
-from esper.task.data import IGNORED, Data, TaskError
+from esper.task.data import IGNORED, ROWS, Data, TaskError, rows_at_once
 from esper.task.images import ImagesConfig
 from esper.task.loading import load_task
 from esper.task.text import TextConfig
@@ -219,8 +219,15 @@ def test_a_class_without_samples_is_refused_where_hosts_draw_classes() -> None:
     config = WrongImages(change=with_entry("valid_y", lambda y: y.clamp(max=1)))
     load_task(config, CNNConfig())
     config.classes = [0, 2]
-    with pytest.raises(TaskError, match=r"^task=WrongImages: valid_y has no sample of class 2, .* use task.classes=\[0\]$"):
+    with pytest.raises(TaskError, match=r"^task=WrongImages: valid_y has no sample of class 2, .*: use task.classes=\[0\]$"):
         load_task(config, CNNConfig())
+    with pytest.raises(TaskError, match=r"draw: raise task.valid_samples=2, or use task.classes=\[0\]$"):
+        load_task(WrongImages(classes=[0, 2], valid_samples=2), CNNConfig())
+
+
+@pytest.mark.parametrize(("shape", "rows"), [((1, 8, 8), ROWS), ((3, 224, 224), 445), ((3, 9000, 9000), 1)])
+def test_of_large_samples_fewer_are_read_at_once(shape: tuple[int, ...], rows: int) -> None:
+    assert rows_at_once(torch.empty(1, *shape, device="meta")) == rows
 
 
 @pytest.mark.usefixtures("own_parts")

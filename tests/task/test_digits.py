@@ -141,6 +141,10 @@ def test_healthy_hosts_have_no_lesion():
     task = DigitsConfig(instances=Instances.healthy).build(CNNConfig())
     assert {task.describe(0, Split.TRAINING, 0, index) for index in range(20)} == {"ooo"}
     assert task.host(0, Split.TRAINING, 0, 3).segments[0][0].mask.all()
+    with pytest.raises(
+        ValueError, match=r"task\.kinds has no effect on healthy hosts: add task\.instances=lesioned, or set task\."
+    ):
+        DigitsConfig(instances=Instances.healthy, kinds=["xoo"]).check_host(CNNConfig())
 
 
 def test_kinds_of_another_host():
@@ -187,11 +191,3 @@ def test_an_incomplete_task_names_the_missing_method():
         HostConfig().build((1, 8, 8), 10, [])
     with pytest.raises(TypeError, match=r"ImagesConfig does not load data: define load\(context\)"):
         ImagesConfig().build(CNNConfig())
-
-
-def test_data_keeps_its_fingerprint_on_another_device(digits):
-    moved = digits.data.to(torch.device("cpu"))
-    assert moved.num_classes == 10
-    assert all(getattr(moved, f"{part}_x").equal(getattr(digits.data, f"{part}_x")) for part in PARTS)
-    assert moved.fingerprint() == digits.data.fingerprint() == DigitsConfig().build(CNNConfig()).data.fingerprint()
-    assert moved.fingerprint() != DigitsConfig(split_seed=1).build(CNNConfig()).data.fingerprint()

@@ -253,6 +253,18 @@ def test_a_drift_keeps_the_form_of_the_data_and_changes_it(kind, bytes_too):
     assert changed == wanted.get(kind, {"train_x", "valid_x", "test_x"})
 
 
+@pytest.mark.parametrize("kind", ["relabel", "mislabel"])
+def test_labels_of_any_type_drift_alike(kind):
+    """In bytes, class 156 would equal -100, the label of padding."""
+    y, x = torch.arange(400) % 200, torch.zeros(400, 1, 2, 2)
+    found = {}
+    for dtype in (torch.int64, torch.uint8, torch.int16):
+        data = Data.of_sets([(x, y.to(dtype))] * 3, 200)
+        found[dtype] = DigitsConfig().drifted(kind, data).train_y
+        assert found[dtype].dtype is dtype
+        assert found[dtype].long().equal(found[torch.int64])
+
+
 def test_drifts_of_images():
     data, after = images(), {kind: DigitsConfig(batch_size=8).drifted(kind, images()) for kind in IMAGE_DRIFTS}
     x, low, high = data.train_x, data.train_x.min(), data.train_x.max()
@@ -353,3 +365,5 @@ def test_domains_hold_every_drift_and_an_order_of_samples():
         rank, size = getattr(data.domains, f"{part}_rank"), len(getattr(data, f"{part}_y"))
         assert np.allclose(np.sort(rank.numpy()), (np.arange(size) + 0.5) / size)
     assert DigitsConfig().build(CNNConfig()).data.domains is None
+    shorter = DigitsConfig(events=EVERY, valid_samples=30).build(CNNConfig()).data.domains
+    assert shorter.test_rank.equal(data.domains.test_rank), "the test samples that drift first do not depend on valid_samples"

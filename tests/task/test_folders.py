@@ -1,12 +1,18 @@
 """Images and texts of the user's own: generated folders."""
 
+import os
+import struct
+import zlib
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from esper.checkpoint import Notice
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.transformer import TransformerConfig
+from esper.task import image_folder
 from esper.task.data import IGNORED, TaskError
 from esper.task.image_folder import ImageFolderConfig
 from esper.task.loading import load_task
@@ -39,6 +45,8 @@ def numbers(x, y):
 def test_a_folder_of_classes_is_split_in_three(tmp_path):
     paint(tmp_path, 25, first=1)
     (tmp_path / ".cache").mkdir()
+    draw(tmp_path / "cat" / ".thumbnails" / "1.png", (2, 0, 0))
+    draw(tmp_path / "dog" / "._1.png", (0, 2, 0))
     (tmp_path / "cat" / "notes.txt").write_text("no image")
     data = images(tmp_path)
     assert data.train_x.shape == (40, 3, 8, 8)
@@ -57,7 +65,11 @@ def test_a_new_image_deep_in_a_folder_is_noticed(tmp_path):
     first = load_task(config, CNNConfig())
     assert load_task(config, CNNConfig()) is first
     draw(tmp_path / "dog" / "more" / "later.png", (0, 255, 0))
-    assert load_task(config, CNNConfig()) is not first
+    second = load_task(config, CNNConfig())
+    assert second is not first
+    draw(tmp_path / "cat" / "3.png", (255, 0, 0))
+    os.utime(tmp_path / "cat" / "3.png", (1, 1))  # a copy that keeps an old time
+    assert load_task(config, CNNConfig()) is not second
 
 
 def test_sets_without_classes_are_not_taken_for_classes(tmp_path):
@@ -67,7 +79,7 @@ def test_sets_without_classes_are_not_taken_for_classes(tmp_path):
         images(tmp_path)
 
 
-@pytest.mark.parametrize("valid", ["val", "valid"])
+@pytest.mark.parametrize("valid", ["val", "valid", "validation"])
 def test_folders_of_sets_are_kept_apart(tmp_path, valid):
     paint(tmp_path / "train", 20, first=1)
     paint(tmp_path / valid, 4, first=50)
@@ -79,13 +91,31 @@ def test_folders_of_sets_are_kept_apart(tmp_path, valid):
     data = images(tmp_path)
     assert numbers(data.test_x, data.test_y) == {(kind, number) for kind in (0, 1) for number in range(60, 63)}
     assert len(data.train_y) == 40
+    draw(tmp_path / "dev" / "cat" / "1.png", (9, 9, 9))
+    with pytest.warns(Notice, match="not used: dev$"):
+        assert images(tmp_path).fingerprint() == data.fingerprint()
 
 
-def test_a_class_may_be_named_train(tmp_path):
-    for name in ("bus", "train"):
+@pytest.mark.parametrize(
+    ("classes", "like"), [("bus train", "train"), ("Testing Train", "Testing, Train"), ("cat dog test", "test")]
+)
+def test_a_class_may_be_named_like_a_set(tmp_path, classes, like):
+    for name in classes.split():
         for number in range(10):
             draw(tmp_path / name / f"{number}.jpg", (number, 0, 0))
-    assert images(tmp_path).num_classes == 2
+    with pytest.warns(Notice, match=rf": {like} read as a class: if these are sets, name them train, val and test"):
+        assert images(tmp_path).num_classes == len(classes.split())
+
+
+def test_few_images_are_decoded_ahead(monkeypatch):
+    begun = []
+    monkeypatch.setattr(image_folder, "FILES", 4)
+    monkeypatch.setattr(image_folder, "_read", lambda path, size: begun.append(path))
+    found = image_folder._images(list(range(10)), 8)
+    next(found)
+    assert len(begun) <= 4
+    assert len(list(found)) == 9
+    assert sorted(begun) == list(range(10))
 
 
 def test_images_are_cropped_in_the_centre_and_resized(tmp_path):
@@ -133,9 +163,26 @@ def deepen(top):
     Image.new("I;16", (12, 12), 40_000).save(top / "cat" / "3.png")
 
 
+def deepen_colours(top):
+    """Write a PNG of 16 bits per channel, which Pillow reads but cannot write."""
+    header, rows = struct.pack(">IIBBBBB", 12, 12, 16, 2, 0, 0, 0), zlib.compress((b"\0" + bytes(12 * 6)) * 12)
+    chunks = [(b"IHDR", header), (b"IDAT", rows), (b"IEND", b"")]
+    packed = (struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part)) for kind, part in chunks)
+    (top / "cat" / "3.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(packed))
+
+
+def deepen_ppm(top):
+    (top / "cat" / "3.ppm").write_bytes(b"P6 12 12 65535\n" + bytes(12 * 12 * 6))
+
+
 def twice(top):
     (top / "val").mkdir()
-    (top / "valid").mkdir()
+    (top / "validation").mkdir()
+
+
+def flat(top):
+    paint(top / "train", 12)
+    draw(top / "test" / "1.png", (1, 1, 1))
 
 
 def rare(top):
@@ -147,7 +194,10 @@ def rare(top):
     ("change", "sentence"),
     [
         (deepen, r"3\.png has more than 8 bits per channel: save it with 8"),
-        (twice, r"has both val and valid: keep one"),
+        (deepen_colours, r"3\.png has more than 8 bits per channel"),
+        (deepen_ppm, r"3\.ppm has more than 8 bits per channel"),
+        (twice, r"has both val and validation: keep one"),
+        (flat, r"test has no folders of classes: put the images of each class into a subfolder, or move test out of"),
         (rare, r"has too few images of class owl\d for all sets: add some"),
         (break_image, r"3\.png is damaged \(.+\): replace or remove it"),
         (drop_class, r"dog has no image \(\.jpg, .*\): remove it, or add images"),
@@ -175,7 +225,7 @@ def test_a_missing_folder_is_named(tmp_path):
 
 
 def text(folder, **fields):
-    config = TextFolderConfig(folder=str(folder), epoch_samples=0, valid_samples=0, **fields)
+    config = TextFolderConfig(folder=str(folder), epoch_samples=0, **{"valid_samples": 0, **fields})
     return config.build(TransformerConfig()).data
 
 
@@ -188,6 +238,8 @@ def texts(tmp_path):
         path.write_bytes(bytes([97 + number]) * int(rng.integers(1000, 2000)))
     (tmp_path / "a.txt").write_bytes(b"z" * 5000)
     (tmp_path / "folder.md").mkdir()
+    (tmp_path / ".checkpoints").mkdir()
+    (tmp_path / ".checkpoints" / "hidden.md").write_bytes(b"{" * 1000)
     return tmp_path
 
 
@@ -227,9 +279,13 @@ def test_three_texts_of_one_size_are_enough(tmp_path):
     assert len(data.train_y) == len(data.valid_y) == len(data.test_y)
 
 
-def test_too_few_texts_are_refused(texts):
+@pytest.mark.parametrize(("valid_samples", "needed"), [(0, 10_000), (128, 40_960)])
+def test_too_few_texts_are_refused(texts, tmp_path, valid_samples, needed):
     with pytest.raises(
         TaskError,
-        match=r"needs at least 10000 bytes in three files, and task\.folder=.* has 5000 in 1 that match task\.pattern=\*\.txt:",
+        match=rf"at least {needed} bytes in three files, and task\.folder=.* has 5000 in 1 that match task\.pattern=\*\.txt:",
     ):
-        text(texts)
+        text(texts, valid_samples=valid_samples)
+    for number in range(20):
+        (tmp_path / f"{number}.enough").write_bytes(b"a" * (needed // 20))
+    text(texts, pattern="*.enough", valid_samples=valid_samples)

@@ -141,6 +141,7 @@ def test_a_constant_channel_of_bytes_is_not_scaled(tmp_path):
         ({"x": X, "y": np.array(["a", "b", None] * 20)}, r"y holds Python objects: save it as text, as in y.astype\(str\)"),
         ({"x": X.astype(object), "y": Y}, r"x holds Python objects: save it as numbers, as in np.stack"),
         (SPLIT | {"valid_x": SPLIT["valid_x"][:, :, 1:]}, "valid_x has images of 3x11x12 values, .* have 3x12x12: resize them"),
+        ({"x": X, "y": np.array([b"ant", b"b\xe4r", b"cow"])[Y]}, r"not text in UTF-8: .*, as in np.char.decode\(y, 'latin-1'\)"),
         ({"x": X, "y": np.array([b"ant"] + [b"dog"] * 59)}, "too few images of class ant for all sets"),
     ],
 )

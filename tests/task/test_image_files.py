@@ -183,6 +183,11 @@ def test_a_truncated_file_of_fashion_mnist_is_named(folder, name, size):
     (folder / name).write_bytes(whole[:size])
     with pytest.raises(TaskError, match=rf"{name} is damaged \(.*\): add task\.download=true, or download"):
         fashion(folder).build(CNNConfig())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_truncated_gzipped_file_of_fashion_mnist_is_named(folder, name):
+    whole = (folder / name).read_bytes()
     (folder / name).unlink()
     (folder / f"{name}.gz").write_bytes(gzip.compress(whole)[:-20])
     with pytest.raises(TaskError, match=rf"{name}\.gz is damaged"):

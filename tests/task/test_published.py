@@ -4,6 +4,7 @@ import pickle
 import struct
 import sys
 import types
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import scipy.io
 import torch
 
 from esper.hosts.cnn import CNNConfig
-from esper.task import cifar
+from esper.task import cifar, published
 from esper.task.cifar import BATCHES, Cifar10Config, Cifar100Config
 from esper.task.data import TaskError
 from esper.task.fashion_mnist import FashionMnistConfig
@@ -209,7 +210,9 @@ def test_svhn_equals_its_files(house_numbers):
 def test_a_damaged_svhn_is_named(house_numbers, change):
     path = house_numbers / "test_32x32.mat"
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(TaskError, match=r"test_32x32\.mat is damaged \(.+\): add task\.download=true") as caught:
+    with pytest.raises(
+        TaskError, match=r"test_32x32\.mat is damaged \(.+\): add task\.download=true.* \(delete a damaged file"
+    ) as caught:
         built(SvhnConfig, house_numbers)
     assert "\n" not in str(caught.value)
 
@@ -243,17 +246,33 @@ def test_missing_files_are_downloaded_once(tmp_path, monkeypatch, torchvision):
 
 def test_svhn_is_downloaded_in_two_parts_and_files_of_the_user_are_left_alone(house_numbers, torchvision):
     built(SvhnConfig, house_numbers, download=True)
-    (house_numbers / "test_32x32.mat").rename(house_numbers / "elsewhere")
+    (house_numbers / "test_32x32.mat").rename(house_numbers / "test_32x32.mat.gz")  # an ending that SVHN does not have
     calls = []
 
     def fake(root, download, split):
         calls.append(split)
         if split == "test":
-            (house_numbers / "elsewhere").rename(house_numbers / "test_32x32.mat")
+            (house_numbers / "test_32x32.mat.gz").rename(house_numbers / "test_32x32.mat")
 
     torchvision.SVHN = fake
     built(SvhnConfig, house_numbers, download=True)
     assert calls == ["train", "test"]
+
+
+def test_the_download_of_another_process_is_awaited(house_numbers, monkeypatch):
+    path = house_numbers / "test_32x32.mat"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    (house_numbers / published.LOCK).touch()
+
+    @contextmanager
+    def acquired(lock):
+        assert lock == house_numbers / published.LOCK
+        path.write_bytes(whole)
+        yield
+
+    monkeypatch.setattr(published, "FileLock", acquired)
+    assert len(built(SvhnConfig, house_numbers, download=True).test_y) == 20
 
 
 @pytest.mark.parametrize("kind", [Cifar10Config, Cifar100Config, SvhnConfig, FashionMnistConfig])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.checkpoint import Notice
 from esper.cli.overrides import check
 from esper.cli.readiness import ready
 from esper.config import ConfigError
@@ -92,6 +93,7 @@ def test_a_quote_that_nobody_closes_is_named_with_its_line(tmp_path):
             {},
             "line 2 of .* has 'x' in column 'rooms', .*predict is 'sold'",
         ),
+        ([(row, "?", "ab"[row % 2]) for row in range(20)], {}, r"has no value in column 'rooms' \(\?\): fill it in, or remove"),
         ([(row, 1, "ab"[row % 2]) for row in range(6)], {}, "has 6 rows, and a division into three sets needs at least 8"),
         ([*ROWS, (1, 2, "rare")], {}, "has fewer than 3 rows of class 'rare', too few for training, validation, testing"),
         ([*ROWS, (1, 2, " ")], {}, "line 62 of .* has no value in column 'sold'"),
@@ -109,6 +111,12 @@ def test_a_class_without_training_rows_is_named(tmp_path):
     rows = [(row, 1, "rare" if row in alone else "ab"[row % 2]) for row in range(30)]
     with pytest.raises(TaskError, match=r"column sold of .* has no row of class 'rare' among those to train on"):
         csv(tmp_path, rows).load(0)
+
+
+def test_a_class_named_like_a_missing_value_warns(tmp_path):
+    rows = [(size, rooms, "N/A" if sold == "no" else sold) for size, rooms, sold in ROWS]
+    with pytest.warns(Notice, match="column sold of .* has the class 'N/A': if it marks missing values, remove these rows"):
+        assert csv(tmp_path, rows).load(0).num_classes == 3
 
 
 def test_a_regression_on_few_whole_numbers_warns(tmp_path):

@@ -1,6 +1,5 @@
 """Language tasks: blocks, Python's standard library, and generated files of stories."""
 
-import importlib
 import json
 from collections import Counter
 
@@ -14,6 +13,7 @@ from esper.hosts.transformer import TransformerConfig
 from esper.task import python_text, tinystories
 from esper.task.data import IGNORED, TaskError
 from esper.task.instances import Instances, Split
+from esper.task.loading import load_task
 from esper.task.python_text import PythonTextConfig
 from esper.task.text import blocks, text_data
 from esper.task.tinystories import END, TOKENIZER_FILE, TRAIN_FILE, VALID_FILE, TinyStoriesConfig
@@ -61,6 +61,7 @@ def sources(tmp_path, monkeypatch):
     for number in range(20):
         (tmp_path / f"module{number}.py").write_bytes(bytes([97 + number]) * int(rng.integers(200, 400)))
     (tmp_path / "empty.py").write_bytes(b"")
+    (tmp_path / "folder.py").mkdir()
     (tmp_path / "notes.txt").write_bytes(b"z" * 5000)
     return tmp_path
 
@@ -159,6 +160,15 @@ def test_stories_become_padded_blocks(stories):
     assert tiny(stories, stories=3).build(TINY).data.train_x.shape == (6, 6)
 
 
+def test_changed_stories_are_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(TinyStoriesConfig, "build", lambda config, host: object())  # which needs tokenizers
+    (tmp_path / VALID_FILE).write_text("a cat")
+    first = load_task(tiny(tmp_path), TINY)
+    assert load_task(tiny(tmp_path), TINY) is first
+    (tmp_path / VALID_FILE).write_text("a dog or two")
+    assert load_task(tiny(tmp_path), TINY) is not first
+
+
 @pytest.mark.parametrize("name", [TRAIN_FILE, VALID_FILE, TOKENIZER_FILE])
 def test_a_missing_file_is_named(stories, name):
     (stories / name).unlink()
@@ -194,7 +204,6 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(tinystories.importlib, "import_module", absent)
     with pytest.raises(TaskError, match=r"needs the package tokenizers, which is not installed: pip install -e '\.\["):
         tiny(tmp_path).build(TINY)
-    assert importlib.import_module is absent
 
 
 @pytest.mark.parametrize(
