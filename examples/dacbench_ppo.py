@@ -1,6 +1,6 @@
 """PPO of stable-baselines3 in DACBench: python examples/dacbench_ppo.py [UPDATES] [OVERRIDES ...]
 
-DACBench brings many packages, so it has an environment of its own: pip install -e . dacbench stable-baselines3
+DACBench has many dependencies, so install it in a separate virtual environment: pip install -e . dacbench stable-baselines3
 """
 
 import sys

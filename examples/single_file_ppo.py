@@ -3,12 +3,12 @@
 import sys
 
 import gymnasium
-import numpy as np
 import torch
 from torch import nn
 from torch.distributions import Categorical
 
 HOSTS, CLIP = 32, 0.2
+SCALE = 100  # returns are tens of points, which the critic learns divided by this
 
 updates, overrides = int(sys.argv[1]) if len(sys.argv) > 1 else 50, sys.argv[2:]
 envs = gymnasium.make_vec("esper.gym:Esper/Digits-v0", num_envs=HOSTS, flat=True, overrides=overrides)
@@ -29,7 +29,7 @@ def log_prob(chosen: list[Categorical], action: torch.Tensor) -> torch.Tensor:
     return sum(head.log_prob(action[..., rank]) for rank, head in enumerate(chosen))
 
 
-observation, _ = envs.reset(seed=0)
+observation, _ = envs.reset(seed=envs.unwrapped.population.root)
 for update in range(updates):
     stored = []
     for _ in range(steps):
@@ -39,7 +39,7 @@ for update in range(updates):
             action = torch.stack([head.sample() for head in chosen], dim=-1)
             stored.append([seen, legal, action, log_prob(chosen, action)])
         observation, reward, terminated, _, _ = envs.step(action.numpy())
-        stored[-1] += [torch.from_numpy(reward), torch.from_numpy(~terminated)]
+        stored[-1] += [torch.from_numpy(reward) / SCALE, torch.from_numpy(~terminated)]
     seen, legal, action, old, reward, goes_on = map(torch.stack, zip(*stored, strict=True))
     to_go, target = torch.zeros(HOSTS), torch.zeros(steps, HOSTS)
     for step in reversed(range(steps)):
@@ -55,4 +55,4 @@ for update in range(updates):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    print(f"update {update + 1}: return {np.sum(reward.numpy()) / HOSTS:.2f}")
+    print(f"update {update + 1}: return {SCALE * reward.sum().item() / HOSTS:.2f}")

@@ -13,12 +13,12 @@ from torchrl.objectives.value import GAE
 import esper
 from esper.wrappers.torchrl import TorchRLEnv
 
-HOSTS = 32
+HOSTS, SCALE = 32, 100  # returns are tens of points, which the critic learns divided by this
 
 updates, overrides = int(sys.argv[1]) if len(sys.argv) > 1 else 50, sys.argv[2:]
 env = TorchRLEnv(esper.make_vec_env(overrides, num_envs=HOSTS, flat=True))
 torch.manual_seed(0)
-env.set_seed(0)
+env.set_seed(env.envs.population.root)
 inputs, sizes = env.observation_spec["observation"].shape[-1], env.action_spec.nvec[0].tolist()
 
 
@@ -45,15 +45,15 @@ choose = ProbabilisticTensorDictModule(
 )
 policy = ProbabilisticTensorDictSequential(TensorDictModule(body, ["observation"], ["logits"]), choose)
 critic = ValueOperator(nn.Sequential(nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 1)))
-loss, advantages = ClipPPOLoss(policy, critic, entropy_coeff=0.01), GAE(gamma=1.0, lmbda=0.95, value_network=critic)
+loss, advantages = ClipPPOLoss(policy, critic, normalize_advantage=True), GAE(gamma=1.0, lmbda=0.95, value_network=critic)
 optimizer = torch.optim.Adam(loss.parameters(), 1e-3)
 for update in range(updates):
     with torch.no_grad():
         rollout = env.rollout(env.envs.num_steps, policy, break_when_any_done=False)
+        rollout["next", "reward"] /= SCALE
     for _ in range(4):
-        advantages(rollout)
-        terms = loss(rollout)
+        terms = loss(advantages(rollout))
         optimizer.zero_grad()
         (terms["loss_objective"] + terms["loss_critic"] + terms["loss_entropy"]).backward()
         optimizer.step()
-    print(f"update {update + 1}: return {rollout['next', 'reward'].sum().item() / HOSTS:.2f}")
+    print(f"update {update + 1}: return {SCALE * rollout['next', 'reward'].sum().item() / HOSTS:.2f}")

@@ -1,5 +1,6 @@
 """Curves of a run: python experiments/curves.py RUN OUT.png; needs the extra compare."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def main(run: str, out: str) -> None:
     records = read_records(Path(run) / "metrics.jsonl")
     figure, axes = plt.subplots(1, len(PANELS), figsize=(13, 3.6), layout="constrained")
     for axis, (tag, label) in zip(axes, PANELS.items(), strict=True):
-        axis.plot([record["update"] for record in records], [record[tag] for record in records])
+        axis.plot([record["update"] for record in records], [record.get(tag, math.nan) for record in records])
         axis.set(xlabel="update", ylabel=label)
     figure.savefig(out, dpi=90)
 

@@ -1,6 +1,7 @@
-"""Share of the gap between the best simple rival and an oracle that a policy closes: python experiments/gap.py comparison.csv
+"""Share of the gap between the best simple rival and an oracle that a policy closes.
 
-Prints the share of `ppo`, with an interval over blocks, and its difference to the best rival. Needs the extra compare.
+python experiments/gap.py comparison.csv [POLICY] prints the share, by default of `ppo`, and its 95 % interval over blocks.
+Needs the extra compare.
 """
 
 # B blocks, A arms, R resamples

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from esper.env.actions import Op
 from esper.env.base import Array, Environment
 
-PRIVATE = ("signals", "restored_potential", "timetable")
+PRIVATE = ("signals", "timetable")
 """Entries of the vector environment's info that only Esper's trainer reads."""
 FINAL = ("final_obs", "_final_obs", "_final_info")
 """Entries that a single host does not need: `step` returns its last observation, and `final_info` exists only at the end."""

@@ -20,6 +20,7 @@ train, val = torch.arange(1200), torch.arange(1200, len(x))
 
 def run(grows: bool) -> float:
     torch.manual_seed(0)
+    order = torch.Generator().manual_seed(0)  # of its own, since planting draws from the global one
     module = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(16, 10))
     net = esper.grow(module, slots={"early": "1", "late": "2"}, example=x[:2])
     optimizer = torch.optim.Adam(net.module.parameters(), lr=3e-3)
@@ -39,7 +40,7 @@ def run(grows: bool) -> float:
             net.germinate(slot, blueprint)
             print(f"epoch {epoch}: planted {blueprint} in slot {slot}")
         net.begin_epoch()
-        for batch in train[torch.randperm(len(train))].split(64):
+        for batch in train[torch.randperm(len(train), generator=order)].split(64):
             optimizer.zero_grad()
             loss(batch).backward()
             optimizer.step()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# An experiment on one machine, four runs at a time; the runs share its cores and are dealt its GPUs.
+# An experiment on one machine, four runs at a time; its cores are divided among the runs, and its GPUs are assigned to them in turn.
 #
 #     examples/launchers/joblib.sh [OVERRIDES]
 #

@@ -43,6 +43,7 @@ def test_info_describes_one_host(make_env):
     assert sum(info["components"].values()) == pytest.approx(reward, abs=1e-5)
     assert info["cause"] == 0
     assert info["final_info"]["instance"] in ("ooo", "xoo", "xox", "oxx")
+    assert info["restored_potential"] == 0
     assert "signals" not in info
 
 
@@ -54,6 +55,9 @@ def test_reset_after_a_rollback_continues_with_the_same_host(make_env):
     _, _, terminated, _, info = single.step(np.zeros(len(Head), dtype=np.int64))
     assert terminated
     assert info["components"]["governor"] == -7.0
+    deducted = single.population.reward.initial_potential(single.population.accuracy_NH[:, 0], single.population.state)
+    assert info["restored_potential"] == pytest.approx(deducted[0])
+    assert info["restored_potential"] > 0
     seen, _ = single.reset()
     assert single.population.time == 1
     assert single.population.pool.shards[0].network.host.flat.equal(first_rows)

@@ -36,6 +36,17 @@ NEEDS = {
     "dacbench_ppo": "dacbench",
 }
 """Library of each example."""
+RETURN = re.compile(r"(?:ep_rew_mean +\||update \d+: return) +(\S+)")
+"""Mean return of an update, as an example prints it."""
+ROOTS = """
+from esper.env.base import Environment
+begin = Environment.begin
+def tell(env, seed, options):
+    begin(env, seed, options)
+    print("root:", env.root)
+Environment.begin = tell
+"""
+"""A plugin that prints the root seed of every episode."""
 FORKED = {"sb3_ppo", "maskable_ppo", "recurrent_ppo", "torchrl_ppo", "single_file_ppo"}
 """Examples that run in a fork, which is faster; the others show that a new interpreter finds everything."""
 
@@ -52,7 +63,9 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
         pytest.skip("pip install dacbench" if path.stem == "dacbench_ppo" else "pip install -e '.[drivers]'")
     single = path.stem == "single_file_ppo"  # which has a task's id
     few = ["task.epoch_samples=128", "task.valid_samples=40"] if single else ["env=sandbox"]
-    words = ["1" if path.stem in ("rllib_ppo", "dacbench_ppo") else "2", "steps=6", *few]
+    updates = 1 if path.stem in ("rllib_ppo", "dacbench_ppo") else 2
+    (tmp_path / "roots.py").write_text(ROOTS)
+    words = [str(updates), "steps=6", "seed=3", "plugins=[roots.py]", *few]
     if path.stem in FORKED:
         done = run_forked(f"examples.{path.stem}", *words, cwd=tmp_path)
     else:
@@ -63,7 +76,8 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
         command = [sys.executable, str(path), *words]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "ep_rew_mean" in done.stdout or re.search("update [12]: return", done.stdout) or "n_updates" in done.stdout
+    assert len(RETURN.findall(done.stdout)) == updates
+    assert set(re.findall(r"root: (\d+)", done.stdout)) == {"3"}, "the seed among the overrides"
     assert len(path.read_text().splitlines()) < 60
 
 

@@ -1,8 +1,10 @@
 """Every part runs, and is found by its name. Copy a line for each part of your own."""
 
+import numpy as np
 import pytest
 from esper_example import PARTS
 
+import esper
 from esper.cli.overrides import check
 from esper.plugins import load_plugins
 from esper.training.trainer import Trainer
@@ -22,3 +24,8 @@ def test_parts_run(overrides, tmp_path):
             assert type(getattr(config, group)) is PARTS[group][1]
     Trainer(config, tmp_path).run()
     assert (tmp_path / "table.md").read_text().count("\n") == 3
+    env = esper.make_env(["steps=3", overrides[0]])  # as a learner of another library sees it
+    (seen, _), ended = env.reset(), False
+    while not ended:
+        seen, _, ended, _, _ = env.step(np.zeros_like(env.action_space.sample()))
+    assert env.observation_space.contains(seen)

@@ -1,4 +1,4 @@
-"""A seed that sees far: a dilated convolution."""
+"""A seed with a large receptive field: a dilated convolution."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ from esper.seeds.blueprints.base import BlueprintConfig, born_as_zero
 
 @dataclass(kw_only=True, slots=True)
 class DilatedConfig(BlueprintConfig):
-    """A depthwise 3x3 convolution with gaps, ReLU, and a map of the channels."""
+    """A dilated depthwise 3x3 convolution, ReLU, and a map of the channels."""
 
     layouts = (Layout.IMAGES,)
     sizes = ("dilation",)
     dilation: int = 2
-    """Distance between the inputs of the convolution, at least 1 [pixels]. Higher: sees farther, less detail."""
+    """Distance between the inputs of the convolution, at least 1 [pixels]. Higher: larger receptive field, coarser sampling."""
 
     def branch(self, slot):
-        channels, far = slot.channels, self.dilation
-        look = nn.Conv2d(channels, channels, 3, padding=far, dilation=far, groups=channels)
-        return nn.Sequential(look, nn.ReLU(), born_as_zero(nn.Conv2d(channels, channels, 1)))
+        channels, apart = slot.channels, self.dilation
+        depthwise = nn.Conv2d(channels, channels, 3, padding=apart, dilation=apart, groups=channels)
+        return nn.Sequential(depthwise, nn.ReLU(), born_as_zero(nn.Conv2d(channels, channels, 1)))

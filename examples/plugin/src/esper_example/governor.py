@@ -34,4 +34,4 @@ class Ceiling(Governor):
         finite_N = np.isfinite(train_loss_N) & np.isfinite(loss_N)
         cause_N = np.where(loss_N > self.limit, Cause.DIVERGENCE, Cause.HEALTHY)
         cause_N = np.where(finite_N, cause_N, Cause.NONFINITE)
-        return Verdict(cause_N=cause_N, suspect_N=cause_N != Cause.HEALTHY, penalty=self.penalty)
+        return Verdict(cause_N=cause_N, suspect_N=np.zeros_like(finite_N), penalty=self.penalty)

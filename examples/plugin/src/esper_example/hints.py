@@ -1,11 +1,11 @@
-"""An environment without host training: in every host one of two slots pays, and a hint says which, mostly."""
+"""An environment without host training: in every host, one of two slots pays; a noisy hint says which."""
 
 # N hosts, T steps
 
 import numpy as np
 
 from esper.env.actions import EnvSpec, Head, Op
-from esper.env.base import Environment, EpisodeRecord
+from esper.env.base import Environment, EpisodeRecord, one_each
 from esper.seeding import stream
 
 
@@ -30,8 +30,11 @@ class Hints(Environment):
         op_N, right_N, self.time = action_NH[:, Head.OP], action_NH[:, Head.SLOT] == self.right_N, self.time + 1
         reward_N = np.where(op_N == Op.GERMINATE, 2.0 * right_N - 1, 0.0).astype(np.float32)
         over_N = np.full(self.num_envs, self.time == self.num_steps)
-        seen = self.reset()[0] if over_N[0] else self.observation()  # the first observation of the next episode
-        return seen, reward_N, over_N, np.zeros_like(over_N), {"op": op_N, "fossilized": np.zeros_like(op_N)}
+        seen, info = self.observation(), {"op": op_N, "fossilized": np.zeros_like(op_N)}
+        if over_N[0]:
+            info |= {"final_obs": one_each(seen, over_N), "_final_obs": over_N}
+            seen = self.reset()[0] if self.autoreset else seen  # the first observation of the next episode
+        return seen, reward_N, over_N, np.zeros_like(over_N), info
 
     def legal_slots(self):
         legal = np.isin(np.arange(len(Op)), [Op.WAIT, Op.GERMINATE])

@@ -1,6 +1,6 @@
 """A reward with a price for size in octaves: going from one to two times the host costs as much as from two to four."""
 
-# N hosts, S slots
+# N hosts
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,12 +9,12 @@ import numpy as np
 
 from esper.reward.modes import RewardConfig
 from esper.reward.table import TERMINAL, Pays, Term
+from esper.reward.terms import rent
 
 
 def doublings(signals):
     """Return how often the host has doubled its parameters, on the last step [N]; 0 before."""
-    grown_N = np.log2(1 + signals.params_NS.sum(axis=1) / signals.host_params)
-    return (grown_N if signals.last else np.zeros_like(grown_N)).astype(np.float32)
+    return np.log2(1 + rent(signals, at_end=True))  # without seeds that a rollback in the last step removes
 
 
 DOUBLINGS = Term(
