@@ -178,6 +178,7 @@ class Config(Chosen):
             blueprint.check(f"blueprint.{name}")
         self.cluster.check_run(hosts=self.hosts, devices=self.devices)
         self.reward.check_run(hosts=self.hosts, twins=self.agent.num_twins)
+        self.reward.check_slots(self.slots, self.steps)
         incubates = self.slots.incubation != Incubation.none
         self.agent.check_run(blueprints=tuple(self.blueprint), steps=self.steps, hosts=self.hosts, incubates=incubates)
         self.agent.check_buffer(self.buffer, self.choice("buffer"))

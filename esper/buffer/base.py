@@ -57,7 +57,8 @@ class BufferConfig:
     reuses: ClassVar[bool] = False
     """True if `Buffer.rollouts` also returns rollouts of earlier policies, which a learner must correct for."""
     forfeit: Forfeit = Forfeit.none
-    """Rewards that a host forfeits after a rollback, in addition to the penalty: none, or prefix (all earlier ones)."""
+    """Rewards that a host forfeits after a rollback, in addition to the penalty: none, or prefix (all earlier
+    ones but shaping, which the last step takes back anyway)."""
 
     def build(self) -> Buffer:
         """Return the buffer."""

@@ -8,6 +8,7 @@ from esper.buffer.base import BufferConfig, Forfeit
 from esper.buffer.rollout import Rollout
 from esper.buffer.transition import Transition
 from esper.env.actions import EnvSpec
+from esper.reward.table import SHAPING
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,6 +39,7 @@ class RolloutBuffer:
             reward=transition.reward_N,
             terminated=transition.terminated_N,
             is_init=transition.is_init_N,
+            shaping=transition.paid.get(SHAPING),
         )
         if self.config.forfeit is Forfeit.prefix:
             self.current.forfeit(transition.rolled_back_N)

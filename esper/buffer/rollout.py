@@ -78,6 +78,8 @@ class Rollout:
         self.seen = Seen.blank(spec, *shape)
         self.action_TNH = torch.zeros(*shape, len(Head), dtype=torch.int64)
         self.log_prob_TN, self.value_TN, self.reward_TN = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
+        self.shaping_TN = torch.zeros(shape)
+        """The part of the rewards that is potential-based shaping."""
         self.head_log_prob_TNH = torch.zeros(*shape, len(Head))
         """Each head's share of `log_prob_TN`; zeros if the controller does not provide it."""
         self.terminated_TN = torch.zeros(shape, dtype=torch.bool)
@@ -98,7 +100,16 @@ class Rollout:
         """True if all T steps are added."""
         return self.length == self.num_steps
 
-    def add(self, observation: Observation, decision: Decision, *, reward: Array, terminated: Array, is_init: Array) -> None:
+    def add(
+        self,
+        observation: Observation,
+        decision: Decision,
+        *,
+        reward: Array,
+        terminated: Array,
+        is_init: Array,
+        shaping: Array | None = None,
+    ) -> None:
         """Append one step of every host.
 
         Args:
@@ -107,6 +118,7 @@ class Rollout:
             reward: `[N]`, reward of the step.
             terminated: `[N]`, the (sub-)episode ended with this step.
             is_init: `[N]`, it started with this step.
+            shaping: `[N]`, the part of the reward that is potential-based shaping; None for none.
 
         Raises:
             ValueError: a reward is non-finite.
@@ -124,6 +136,8 @@ class Rollout:
             if array is not None:
                 tensor[t] = torch.as_tensor(array)
         self.reward_TN[t] = torch.as_tensor(reward)
+        if shaping is not None:
+            self.shaping_TN[t] = torch.as_tensor(shaping)
         self.terminated_TN[t], self.is_init_TN[t] = torch.as_tensor(terminated), torch.as_tensor(is_init)
         others_legal = self.seen.legal_slots[t].any(dim=2)
         others_legal[:, Op.WAIT] = False
@@ -131,11 +145,15 @@ class Rollout:
         self.length += 1
 
     def forfeit(self, hosts_N: Array) -> None:
-        """Zero the rewards of some hosts in their current sub-episode, except that of the last step."""
+        """Remove the rewards of some hosts in their current sub-episode, except shaping and that of the last step.
+
+        The last step already takes back what shaping has paid, so that shaping cannot change which policy is optimal.
+        """
         last = self.length - 1
         for host in np.flatnonzero(hosts_N):
             begun = torch.nonzero(self.is_init_TN[: last + 1, host])
-            self.reward_TN[int(begun[-1]) if len(begun) else 0 : last, host] = 0.0
+            earlier = slice(int(begun[-1]) if len(begun) else 0, last)
+            self.reward_TN[earlier, host] = self.shaping_TN[earlier, host]
 
     def minibatches(self, num: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Yield `num` shuffled sets of rows whose sizes differ by one at most; steps stay in order within a row."""
@@ -166,7 +184,8 @@ class Rollout:
     def from_state(state: Mapping[str, Any]) -> "Rollout":
         """Return the rollout that `state_dict` was called on."""
         rollout = Rollout.__new__(Rollout)
-        rollout.taught_TNH = None  # states of earlier versions lack it
+        rollout.taught_TNH = None  # states of earlier versions lack this and the next
+        rollout.shaping_TN = torch.zeros_like(state["reward_TN"])
         for name, value in state.items():
             setattr(rollout, name, Seen(**value) if name == "seen" else value)
         return rollout

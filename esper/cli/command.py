@@ -40,8 +40,9 @@ from esper.training.config_io import to_plain
 from esper.training.resume import continued
 from esper.training.run_folder import create, only_writer
 
-USER_ERRORS = (ConfigError, TaskError, RewardError, FileError, DiskError, TrackerError, ClusterError)
-"""Errors whose message is written for the user. Any other error is a bug and keeps its traceback."""
+USER_ERRORS = (ConfigError, TaskError, RewardError, FileError, DiskError, TrackerError, ClusterError, FloatingPointError)
+"""Errors whose message is written for the user; the last is raised for hosts and policies that diverge. Any other error is a bug
+and keeps its traceback."""
 
 
 def _uncopied(store: ConfigStore, _: object) -> ConfigStore:

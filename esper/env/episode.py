@@ -83,14 +83,15 @@ class Episode(EpisodeRecord):
     """Mean over the host epochs of the accuracy on the test split, with all seeds as they are [%]; None if not measured."""
 
     def add(self, info: Mapping[str, Any], reward_N: FloatArray) -> None:
-        """Add one step. The return leaves out the shaping potential that a rollback deducts a second time."""
+        """Add one step. The return leaves out what shaping deducts although the host lost nothing: the potential of a snapshot a
+        second time, after a rollback, and a part of every potential where `agent.gamma` is below 1."""
         signals: StepSignals = info["signals"]
-        restored_N = info["restored_potential"]  # the next sub-episode deducts it again, although the host lost nothing
-        EpisodeRecord.add(self, info, (reward_N + restored_N).astype(np.float32))
+        back_N = info["restored_potential"] + info["discounted_potential"]
+        EpisodeRecord.add(self, info, (reward_N + back_N).astype(np.float32))
         for name, paid_N in info["components"].items():
-            reported_N = paid_N + restored_N if name == SHAPING else paid_N
+            reported_N = paid_N + back_N if name == SHAPING else paid_N
             self.terms[name] = self.terms.get(name, 0.0) + float(reported_N.mean())
-        pruned = signals.before.within(*LIVE) & signals.after.within(Stage.PRUNED)
+        pruned = signals.before.within(*LIVE) & signals.after.within(Stage.PRUNED) & signals.healthy_N1
         rollbacks = {f"rollbacks_{cause.name.lower()}": info["cause"] == cause for cause in Cause if cause}
         events = rollbacks | {name: info[name] for name in ("suspect", "vetoed")}
         self.tally.update({"pruned": int(pruned.sum())} | {name: int(which_N.sum()) for name, which_N in events.items()})

@@ -191,13 +191,14 @@ class GrowthEnv(Environment):
             potential_before_NSK=known_potential_NSK,
             host_norm_N=report.host_norm_M,
         )
-        info: dict[str, Any] = {"op": self.op_N, "cause": verdict.cause_N, "fossilized": _kept(before, self.state)}
-        info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N} | _scaling(report)
+        kept_N = _kept(before, self.state) * ~verdict.rollback_N
+        info: dict[str, Any] = {"op": self.op_N, "cause": verdict.cause_N, "fossilized": kept_N}
+        info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N} | report.scaling()
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = one_each(self.observation(), signals.ended_N), signals.ended_N
         self.guard.settle(self, verdict)
         if signals.last:
-            signals = replace(signals, final=self.state)
+            signals = replace(signals, final=self.state, final_loss_N=self.loss_N)
         if signals.last and verdict.rollback_N.any():
             signals.effects.committed_accuracy_N[verdict.rollback_N] = self._committed_accuracy(verdict.rollback_N)
         self.signals = info["signals"] = signals
@@ -207,7 +208,7 @@ class GrowthEnv(Environment):
         if self.test_online:  # a host that was rolled back is tested in its restored state
             self.online_N += self._test_accuracy(self.state.alpha) / self.num_steps
         info["retired"] = self.guard.health.retired_N
-        info["restored_potential"] = self._restored_potential(verdict.rollback_N & (not signals.last))
+        info |= self._potentials(verdict.rollback_N)
         observation, ended = self.observation(), self.state
         if signals.last:
             info["final_info"], info["_final_info"] = self._final(), signals.ended_N
@@ -239,9 +240,11 @@ class GrowthEnv(Environment):
         ]
         return self.pool.grown(host, seeds)
 
-    def _restored_potential(self, resumed_N: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-        """Return the shaping potential at which hosts resume after a rollback `[N]`, 0 for other hosts."""
-        return np.where(resumed_N, self.reward.initial_potential(self.accuracy_NH[:, 0], self.state), 0.0)
+    def _potentials(self, rolled_back_N: npt.NDArray[np.bool_]) -> dict[str, Array]:
+        """Return the shaping potentials that reported returns add back `[N]`, by their names in `info`; 0 at the end."""
+        here, goes_on = (self.accuracy_NH[:, 0], self.state), self.time < self.num_steps
+        restored_N = np.where(rolled_back_N & goes_on, self.reward.initial_potential(*here), 0.0)
+        return {"restored_potential": restored_N, "discounted_potential": self.reward.discounted_potential(*here) * goes_on}
 
     # ---- what the trainer also needs
 
@@ -390,10 +393,3 @@ class GrowthEnv(Environment):
 def _kept(before: SlotState, after: SlotState) -> npt.NDArray[np.int64]:
     """Return how many seeds of each host were fossilized `[N]`."""
     return (before.within(*LIVE) & after.within(Stage.FOSSILIZED)).sum(axis=1)
-
-
-def _scaling(report: TrainReport) -> dict[str, Array]:
-    """Return the overflows and the loss scale of each host; nothing without loss scales."""
-    if np.isnan(report.scale_M).all():
-        return {}
-    return {"overflows": np.nan_to_num(report.overflows_M), "scale": report.scale_M}

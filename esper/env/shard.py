@@ -74,6 +74,12 @@ class TrainReport:
     scale_M: npt.NDArray[np.float32]
     """Loss scale after the epoch; NaN in other precisions."""
 
+    def scaling(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the overflows and the loss scale of each host by name; nothing without loss scales."""
+        if np.isnan(self.scale_M).all():
+            return {}
+        return {"overflows": np.nan_to_num(self.overflows_M), "scale": self.scale_M}
+
 
 class Shard:
     """M hosts on one device, with their seeds."""

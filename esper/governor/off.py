@@ -27,7 +27,7 @@ class NoGovernor(Governor):
         if len(failed):
             raise FloatingPointError(
                 f"hosts {', '.join(map(str, failed))} have a non-finite loss, gradient or batch statistic, and "
-                "governor=off does not roll back: use governor=watchdog"
+                "governor=off does not roll back: start a new run with governor=watchdog"
             )
         none_N = np.zeros(len(loss_N), dtype=np.int64)
         return Verdict(cause_N=none_N, suspect_N=none_N > 0, penalty=0.0)

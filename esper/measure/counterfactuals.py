@@ -127,10 +127,10 @@ def settings(state: SlotState, plans: frozenset[Plan], *, name: tuple[int | str,
         name: root and keys of the stream for random orders.
         pairs: pairs of orders for a host with many seeds.
     """
-    inside_NS, bits_S = is_in(state), 1 << np.arange(state.stage.shape[1], dtype=np.int64)
+    inside_NS = is_in(state)
     fossil_NS = inside_NS & state.within(Stage.FOSSILIZED)
     wanted, hosts = sorted(plans | {Plan.leave_one_out}), list[HostSettings]()
-    for inside, fossils in zip((inside_NS @ bits_S).tolist(), (fossil_NS @ bits_S).tolist(), strict=True):
+    for inside, fossils in zip(map(_coalition, inside_NS), map(_coalition, fossil_NS), strict=True):
         orders: list[tuple[int, ...]] = []
         if Plan.shapley in plans and Plan.factorial not in plans and inside.bit_count() > attribution.FULL:
             root, *keys = name
@@ -141,8 +141,13 @@ def settings(state: SlotState, plans: frozenset[Plan], *, name: tuple[int | str,
     alpha_VNS = np.repeat(state.alpha[None], max((len(host.place) for host in hosts), default=1), axis=0)
     for index, host in enumerate(hosts):
         for coalition, variant in host.place.items():
-            alpha_VNS[variant, index, (host.inside & ~coalition & bits_S) != 0] = 0.0
+            alpha_VNS[variant, index, list(attribution.members(host.inside & ~coalition))] = 0.0
     return Settings(plans=plans, alpha_VNS=alpha_VNS, hosts=hosts)
+
+
+def _coalition(on_S: BoolArray) -> int:
+    """Return slots as a bit mask, a Python integer, so that there may be more than 64."""
+    return sum(1 << slot for slot in np.flatnonzero(on_S).tolist())
 
 
 def seed_effects(chosen: Settings, measured: Measurement) -> SeedEffects:

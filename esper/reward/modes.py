@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
+from esper.lifecycle.slots import SlotsConfig
 from esper.ranges import check_ranges
 from esper.reward import table
 from esper.reward.rewards import PerHost, Reward, WeightedReward
@@ -66,6 +67,9 @@ class RewardConfig:
                 f"reward.per_host must give {split[0]} a multiple of agent.twins={twins} hosts, got {self.counts[split[0]]}: "
                 "twins are compared with each other and need the same reward"
             )
+
+    def check_slots(self, slots: SlotsConfig, steps: int) -> None:
+        """Raise ValueError if a key has no effect under the rules of the slots, or in episodes of `steps` host epochs."""
 
     def build(self, *, gamma: float) -> Reward:
         """Return the reward function of this mode, for any number of hosts.
@@ -139,6 +143,18 @@ class ShapedConfig(DenseConfig):
     hindsight: float = 0.0
     """Points per percentage point by which other seeds helped a new fossil, at least 0. Higher: more scaffolds. Above 0, pairs of
     seeds are measured after every step."""
+
+    def check_slots(self, slots: SlotsConfig, steps: int) -> None:
+        if self.hindsight and slots.max_seeds == 1:
+            raise ValueError(
+                "reward.hindsight pays for seeds beside each other, and slots.max_seeds=1 allows one: raise it, as in slots=all, "
+                "or leave reward.hindsight out"
+            )
+        if self.auto_prune_cost and not slots.prune_after and slots.prune_below is None:
+            raise ValueError(
+                "reward.auto_prune_cost has no effect, since no rule of slots removes seeds: set slots.prune_after or "
+                "slots.prune_below, or leave it out"
+            )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -242,6 +258,13 @@ class EscrowConfig(DenseConfig):
     """Number of host epochs whose minimum worth the balance follows, at least 1. Higher: later pay, less noise."""
     most: float = 2.0
     """Maximum change of a balance per host epoch [pp], above 0; forfeits are immediate. Higher: earlier pay."""
+
+    def check_slots(self, slots: SlotsConfig, steps: int) -> None:
+        if self.window > steps:
+            raise ValueError(
+                f"reward.window={self.window} exceeds steps={steps}, so that the escrow would never pay: lower reward.window, or "
+                "raise steps"
+            )
 
 
 @dataclass(kw_only=True, slots=True)

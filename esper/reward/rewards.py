@@ -56,6 +56,14 @@ class Reward:
         """
         return np.zeros(len(accuracy_N), dtype=np.float32)
 
+    def discounted_potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
+        """Return (1 - gamma) * Phi of states `[N]` [pp]; 0 by default.
+
+        Shaping pays gamma * Phi on entering a state and deducts Phi on leaving it, so that an undiscounted sum loses this much in
+        every state, and most where the accuracy rises early: reported returns add it back.
+        """
+        return np.zeros(len(accuracy_N), dtype=np.float32)
+
     def reset(self) -> None:
         """Start a new episode and clear the memory of hosts."""
 
@@ -101,6 +109,9 @@ class WeightedReward(Reward):
     def initial_potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
         return (self.gamma * self.potential(accuracy_N, state)).astype(np.float32)
 
+    def discounted_potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
+        return ((1 - self.gamma) * self.potential(accuracy_N, state)).astype(np.float32)
+
     def reset(self) -> None:
         for memory in self._memories:
             memory.reset()
@@ -138,6 +149,10 @@ class PerHost(Reward):
 
     def initial_potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
         parts = [self._parts[mode].initial_potential(accuracy_N[rows], state.of(rows)) for mode, rows in self.groups.items()]
+        return np.concatenate(parts)
+
+    def discounted_potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
+        parts = [self._parts[mode].discounted_potential(accuracy_N[rows], state.of(rows)) for mode, rows in self.groups.items()]
         return np.concatenate(parts)
 
     def reset(self) -> None:

@@ -31,7 +31,7 @@ class StepSignals:
     loss_N: FloatArray
     """Validation loss after it [nats]."""
     train_loss_N: FloatArray
-    """Mean training loss of the epoch [nats]."""
+    """Mean training loss of the epoch; NaN for a retired host [nats]."""
     effects: SeedEffects
     """Counterfactuals: accuracies and effects with seeds on and off."""
     params_before_NS: npt.NDArray[np.int64]
@@ -61,8 +61,12 @@ class StepSignals:
     """Hosts that the governor rolled back: the transition ends with the penalty, and its measurements are void."""
     final: SlotState | None = None
     """Slots at the end of the episode, those of the snapshot for a host that is rolled back in the last step; None before."""
+    final_loss_N: FloatArray | None = None
+    """Validation loss at the end of the episode, that of the snapshot for a host that is rolled back in the last step; None
+    before [nats]."""
     host_norm_N: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
-    """Norm of each host's own gradient in the epoch, before clipping; mean over steps [nats per unit of weight]."""
+    """Norm of each host's own gradient in the epoch, before clipping; mean over steps; NaN for a frozen or retired host
+    [nats per unit of weight]."""
     potential_before_NSK: FloatArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
     """Growth potential of each blueprint in each slot before the step, NaN where unknown [nats per unit of learning rate]."""
 

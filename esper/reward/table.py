@@ -88,7 +88,8 @@ ATTRIBUTION = Term(
 ESCROW = Term(
     "escrow",
     "pp",
-    "change of each seed's balance towards the minimum of min(c, g) over the last steps; only fossils keep it",
+    "change, by at most `most`, of each seed's balance towards max(0, minimum of min(c, g) over the last `window` steps); only "
+    "fossils keep it",
     lambda mode, gamma: terms.Escrow(mode.window, mode.most),
     reads=("window", "most"),
 )
@@ -96,14 +97,14 @@ FOSSILIZED = Term("fossilized", "pp", "sum over new fossils of min(c, g)", lambd
 DRIP = Term(
     "drip",
     "pp",
-    "sum over fossils of min(c0, g0) / max(steps left then, min_steps) * clip(c / c0, -1, 1)",
+    "sum over fossils of max(0, min(c0, g0)) / max(steps left then, min_steps) * clip(c / c0, -1, 1)",
     lambda mode, gamma: terms.Drip(mode.min_steps),
     reads=("min_steps",),
 )
 HINDSIGHT = Term(
     "hindsight",
     "pp",
-    "sum over new fossils of min(c, sum over scaffolds of gamma^age * max(0, interaction))",
+    "sum over new fossils of min(max(0, c), sum over scaffolds of the largest gamma^age * max(0, interaction) so far)",
     lambda mode, gamma: terms.Hindsight(gamma),
     needs=frozenset({Plan.pairs, Plan.solo_on, Plan.all_off}),
 )

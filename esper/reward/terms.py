@@ -5,8 +5,8 @@ slots, so the pay does not depend on the slot of an action.
 
 Most terms are pure functions of a step. Those that need the episode so far are a `Memory`: arrays over hosts that last from
 step to step. A rollback leaves a host with only the fossils of its snapshot, which may be older than the last step; so memories
-compare their content with the state before the next step. What a term has paid for a seed that a rollback removes is taken back:
-for live seeds with the rollback itself, for fossils younger than the snapshot with the step after it.
+compare their content with the state before the next step. What such a term has paid for a seed that a rollback removes is taken
+back: for live seeds with the rollback itself, for fossils younger than the snapshot with the step after it.
 """
 
 # N hosts, S slots, W steps of a window
@@ -239,12 +239,13 @@ class Gain(Memory):
 class LossFall(Memory):
     """The decrease of the validation loss [nats]; over an episode, from its first to its last healthy measurement.
 
-    A loss caused by a rollback is charged in the next step, so that nothing is paid twice.
+    A loss caused by a rollback is charged in the next step, or at once in the last one, so that nothing is paid twice.
     """
 
     def __call__(self, signals: StepSignals) -> FloatArray:
         known_N = self.kept.get("loss", signals.loss_before_N)
-        now_N = np.where(signals.rolled_back_N, known_N, signals.loss_N).astype(np.float32)
+        back_N = known_N if signals.final_loss_N is None else signals.final_loss_N
+        now_N = np.where(signals.rolled_back_N, back_N, signals.loss_N).astype(np.float32)
         self.kept = {"loss": now_N}
         return known_N - now_N
 

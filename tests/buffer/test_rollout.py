@@ -93,13 +93,13 @@ def test_a_full_rollout_takes_no_further_step() -> None:
         add(rollout, rng)
 
 
-def test_forfeit_zeroes_the_sub_episode_except_its_last_reward() -> None:
+def test_forfeit_leaves_shaping_and_the_last_reward_of_the_sub_episode() -> None:
     rollout, rng = Rollout(SPEC), np.random.default_rng(0)
     starts = (flags(0, 1, 2, 3), flags(1), flags())
     for t, is_init in enumerate(starts):
-        add(rollout, rng, reward=np.array([1.0, 2.0, 3.0, 4.0]) + t, is_init=is_init)
+        add(rollout, rng, reward=np.array([1.0, 2.0, 3.0, 4.0]) + t, is_init=is_init, shaping=np.full(4, 0.5) if t == 1 else None)
     rollout.forfeit(flags(0, 1))
-    assert rollout.reward_TN.tolist() == [[0, 2, 3, 4], [0, 0, 4, 5], [3, 4, 5, 6]]
+    assert rollout.reward_TN.tolist() == [[0, 2, 3, 4], [0.5, 0.5, 4, 5], [3, 4, 5, 6]]
 
 
 def test_a_non_finite_reward_is_refused() -> None:

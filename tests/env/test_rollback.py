@@ -364,7 +364,7 @@ def test_without_a_governor_a_non_finite_host_ends_the_run(make_env, plan_action
     wait = plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
     env.step(wait)
     poison_host(env)
-    with pytest.raises(FloatingPointError, match=r"hosts 1 .* governor=off .* use governor=watchdog"):
+    with pytest.raises(FloatingPointError, match=r"hosts 1 .* governor=off .* start a new run with governor=watchdog"):
         env.step(wait)
 
 

@@ -80,7 +80,7 @@ def test_without_a_governor_non_finite_hosts_raise_an_error():
     health = governor.start(fine)
     assert not governor.judge(health, fine, 1e9 * fine).rollback_N.any()
     sick = np.array([1.0, NAN, INF], dtype=np.float32)
-    with pytest.raises(FloatingPointError, match=r"hosts 1, 2 .* governor=off .* use governor=watchdog"):
+    with pytest.raises(FloatingPointError, match=r"hosts 1, 2 .* governor=off .* start a new run with governor=watchdog"):
         governor.judge(health, sick, fine)
     with pytest.raises(FloatingPointError, match="hosts 1, 2"):
         governor.judge(health, fine, sick)

@@ -43,6 +43,15 @@ def test_each_seed_is_off_once_and_shorter_lists_are_padded_with_the_current_set
     assert len(settings(state, frozenset(Plan)).alpha_VNS) == 8  # settings that plans share are measured once
 
 
+def test_a_host_may_have_more_than_64_slots():
+    state, gain = empty(1, 70), np.zeros(70)
+    state.stage[0, [5, 63, 66]], state.alpha[0, [5, 63, 66]] = Stage.HOLDING, 1.0
+    gain[[5, 63, 66]] = 1.0, 2.0, 3.0
+    seen = seed_effects(asked := settings(state, frozenset(Plan)), noiseless(asked, lambda _, alpha: 50 + (gain * alpha).sum()))
+    assert seen.contribution_NS[0] == pytest.approx(np.where(gain, gain, np.nan), nan_ok=True)
+    assert seen.committed_accuracy_N.tolist() == [50]
+
+
 def test_additive_effects_are_recovered(state):
     gain = np.array([3.0, -1.0, 4.0])
     seen = seed_effects(asked := settings(state, frozenset(Plan)), noiseless(asked, lambda _, alpha: 50 + (gain * alpha).sum()))

@@ -93,6 +93,13 @@ def test_loss_decreases_telescope_despite_rollbacks(seed, steps):
     np.testing.assert_allclose(total, path[0].loss_before_N - known, atol=1e-5)
 
 
+def test_a_rollback_in_the_last_step_pays_for_the_loss_of_the_snapshot():
+    first, last = random_path(np.random.default_rng(0), 2)
+    last = dataclasses.replace(last, rolled_back_N=np.ones_like(last.rolled_back_N), final_loss_N=np.full_like(last.loss_N, 0.25))
+    term = LossFall()
+    np.testing.assert_allclose(term(first) + term(last), first.loss_before_N - np.float32(0.25), atol=1e-6)
+
+
 def test_a_fossil_is_paid_once():
     assert pay_of(Fossilized(), (EMPTY, HOLD, 10, 20), (HOLD, HOLD, 20, 20), (HOLD, KEPT, 20, 21), (KEPT, KEPT, 21, 22)) == [
         0,

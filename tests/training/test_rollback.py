@@ -60,17 +60,21 @@ def test_a_rollback_within_an_episode_reaches_the_learner(tmp_path, monkeypatch)
     assert trainer.learn(episode)["policy/first_ratio_error"] < 1e-5
 
 
-def test_forfeit_prefix_removes_the_rewards_before_a_rollback(tmp_path, monkeypatch):
-    paid = []
+def test_forfeit_prefix_removes_all_rewards_but_shaping_before_a_rollback(tmp_path, monkeypatch):
+    paid, shaping = [], []
     for forfeit in ("none", "prefix"):
-        trainer = Trainer(config("hosts=8", "steps=6", "governor.penalty=1000", f"buffer.forfeit={forfeit}"), tmp_path / forfeit)
+        own = ["reward=loss", "governor.penalty=1000", f"buffer.forfeit={forfeit}"]
+        trainer = Trainer(config("hosts=8", "steps=6", *own), tmp_path / forfeit)
         inject(trainer.env, monkeypatch)
-        paid.append(collected(trainer)[0].reward_TN.numpy())
+        rollout = collected(trainer)[0]
+        paid.append(rollout.reward_TN.numpy())
+        shaping.append(rollout.shaping_TN.numpy())
     kept, taken = paid
     expected = kept.copy()
-    expected[:FALLS, SICK] = 0
+    expected[:FALLS, SICK] = shaping[0][:FALLS, SICK]
     assert (taken == expected).all()
-    assert (kept[:FALLS, SICK] != 0).any()
+    assert (shaping[0] == shaping[1]).all()
+    assert (taken[:FALLS, SICK] != kept[:FALLS, SICK]).any()
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
@@ -89,9 +93,10 @@ def test_the_potential_of_the_snapshot_is_charged_to_the_learner_only(make_env, 
     assert rows[FALLS].signals.rolled_back_N.tolist() == [host == SICK for host in range(hosts)]
     assert paid_TN[FALLS, SICK] == pytest.approx(-before_TN[FALLS, SICK] - 10)
     restored_N = np.where(rows[FALLS].signals.rolled_back_N, gamma * before_TN[FALLS + 1], 0)
-    np.testing.assert_allclose(episode.return_N, paid_TN.sum(axis=0) + restored_N, rtol=1e-5)
+    discounted_N = (1 - gamma) * before_TN[1:].sum(axis=0)
+    np.testing.assert_allclose(episode.return_N, paid_TN.sum(axis=0) + restored_N + discounted_N, rtol=1e-5)
     assert sum(episode.terms.values()) == pytest.approx(episode.return_N.mean(), rel=1e-5)
     assert episode.terms["governor"] == pytest.approx(-10 / hosts)
-    if gamma == 1:  # shaping telescopes over the whole episode, as if nothing had happened
-        np.testing.assert_allclose(episode.return_N, -episode.first_accuracy_N - np.array([0, 0, 10]), rtol=1e-5)
+    # shaping telescopes over the whole episode, as if nothing had happened, whatever the discount
+    np.testing.assert_allclose(episode.return_N, -episode.first_accuracy_N - np.array([0, 0, 10]), rtol=1e-5)
     assert SHAPING in episode.terms
