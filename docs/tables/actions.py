@@ -41,16 +41,16 @@ def operations() -> Iterator[str]:
 
 
 def heads() -> Iterator[str]:
-    """Yield the values of each head, and the value at which it is held by default."""
+    """Yield the values of each head, and the value at which it is fixed by default."""
 
     def values(head: Head) -> str:
         return RANGES.get(head) or ticked(actions.VALUES.get(head, {}))
 
-    def held(head: Head) -> str:
+    def fixed(head: Head) -> str:
         return f"`{getattr(HeadsConfig(), lower(head))}`" if head in actions.VALUES else "free"
 
-    rows = ((f"`{lower(head)}`", HEADS[head], values(head), held(head)) for head in Head)
-    return table(("head", "what it chooses", "values, in the order of their numbers", "held by default at"), rows)
+    rows = ((f"`{lower(head)}`", HEADS[head], values(head), fixed(head)) for head in Head)
+    return table(("head", "what it chooses", "values, in the order of their numbers", "fixed by default at"), rows)
 
 
 def head_values() -> Iterator[str]:
