@@ -180,7 +180,8 @@ class Config(Chosen):
         self.reward.check_run(hosts=self.hosts, twins=self.agent.num_twins)
         self.reward.check_slots(self.slots, self.steps)
         incubates = self.slots.incubation != Incubation.none
-        self.agent.check_run(blueprints=tuple(self.blueprint), steps=self.steps, hosts=self.hosts, incubates=incubates)
+        names = self.env.blueprint_names(tuple(self.blueprint))
+        self.agent.check_run(blueprints=names, steps=self.steps, hosts=self.hosts, incubates=incubates)
         self.agent.check_buffer(self.buffer, self.choice("buffer"))
         self.agent.check_slots(self.slots)
         self.env.check_run(slots=self.slots, gates=self.gates, heads=self.agent.heads, steps=self.steps)

@@ -208,9 +208,8 @@ class AgentConfig:
             name: its option, as typed.
         """
         if not self.buffered and (buffer.reuses or buffer.forfeit is not Forfeit.none):
-            raise ValueError(
-                f"buffer={name} has no effect, since this agent does not learn from a buffer: leave out the buffer's keys"
-            )
+            asked = f"buffer={name}" if buffer.reuses else f"buffer.forfeit={buffer.forfeit}"
+            raise ValueError(f"{asked} has no effect, since this agent does not learn from a buffer: leave it out")
 
     def check_evaluation(self, *, seed: int, episode: int) -> None:
         """Raise ValueError if the controller cannot act on the held-out hosts of this seed and episode."""
@@ -278,7 +277,8 @@ def slot_of_these_hosts(setting: str, slot: int, learned: Sequence[str] | None, 
         check_slot(f"slot={slot} {setting}", slot, len(here))
         return slot
     if learned[slot] not in here:
-        raise ValueError(f"slot {learned[slot]} {setting} is not a slot of these hosts: they have {', '.join(here)}")
+        known = ", ".join(here)
+        raise ValueError(f"slot {learned[slot]} {setting} is not one of these hosts, which have {known}: use hosts with it")
     return here.index(learned[slot])
 
 

@@ -46,7 +46,8 @@ class BestOfRandomConfig(AgentConfig):
 
     one_episode: ClassVar[bool] = True
     most: int = 0
-    """Maximum number of seeds in a schedule, at least 0; 0 means one per slot in use. Higher: larger schedules are tried."""
+    """Maximum number of seeds in a schedule, at least 0; 0 means as many as a host can hold. Higher: larger schedules are
+    tried."""
     latest: int | None = None
     """Latest time to germinate, at least 0; null means the end of the episode [host epochs]. Lower: fewer schedules whose seeds
     come too late to be kept."""
@@ -60,6 +61,9 @@ class BestOfRandomConfig(AgentConfig):
     def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
         if self.latest is not None:
             check_time(f"agent.latest={self.latest}", self.latest, steps)
+
+    def acting(self) -> "BestOfRandomConfig":
+        return replace(self, latest=None)
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "BestOfRandom":
         return BestOfRandom(self, spec, seed=seed)
@@ -81,7 +85,9 @@ class BestOfRandom(Search[list[ActionConfig]]):
 
     def summary(self) -> list[tuple[str, str]]:
         """Return the best schedule as it is typed on the command line."""
-        return [("best schedule", shlex.quote(f"agent.actions={self.overrides()}"))]
+        if not self.best:
+            return [("best schedule", "agent=wait")]
+        return [("best schedule", f"agent=schedule {shlex.quote(f'agent.actions={self.overrides()}')}")]
 
     def overrides(self) -> str:
         """Return the best schedule as the value of `agent.actions` on the command line."""
@@ -123,13 +129,14 @@ def draw_schedule(
 
     Args:
         first: first observation of the hosts, which shows the slots and blueprints that a schedule can use.
-        most: maximum number of seeds; 0 means one per slot in use.
+        most: maximum number of seeds, of which a host may hold fewer; 0 means as many as it can hold.
         latest: latest time to germinate [host epochs].
         times: distribution of these times.
     """
     free_S = np.flatnonzero(first.legal_slots[:, Op.GERMINATE].any(axis=0))
     offered = {head: np.flatnonzero(first.legal_values[0, place]) for head, place in segments(spec.head_sizes).items()}
-    count = min(int(rng.integers(most or len(free_S))) + 1, len(free_S)) if len(free_S) else 0
+    cap = min(spec.max_seeds or len(free_S), len(free_S))
+    count = int(rng.integers(min(most or cap, cap))) + 1 if cap else 0
     actions: list[ActionConfig] = []
     slots = rng.permutation(free_S)[:count].tolist()
     for slot, at in zip(slots, times.draw(rng, latest, count), strict=True):

@@ -67,7 +67,10 @@ class React(Search[ReactRule]):
             lambda: {"errors": one(ERRORS)},
         ]
         if self.best.trigger != "never" and rng.random() < 0.5:
-            return replace(self.best, **one(parts)())
+            rule = self.best
+            while rule == self.best:  # on the same hosts, the same rule has the same return
+                rule = replace(self.best, **one(parts)())
+            return rule
         return ReactRule(**{name: value for part in parts for name, value in part().items()})
 
     def summary(self) -> list[tuple[str, str]]:

@@ -54,7 +54,7 @@ class ScheduleBanditConfig(AgentConfig):
         return self.twins
 
     def acting(self) -> "ScheduleBanditConfig":
-        return replace(self, twins=1)
+        return replace(self, twins=1, latest=None)
 
     def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
         if self.latest is not None:
@@ -75,7 +75,7 @@ class ScheduleBandit(Learner):
 
     def __init__(self, config: ScheduleBanditConfig, spec: EnvSpec, *, seed: int) -> None:
         self.config, self.spec, self.seed = config, spec, seed
-        times = spec.num_steps if config.latest is None else config.latest + 1
+        times = spec.num_steps if config.latest is None else min(config.latest + 1, spec.num_steps)
         self.names = choice_names(spec)
         """Name of each choice: nothing, then each blueprint in each slot."""
         seeds = len(self.names) - 1
@@ -168,9 +168,10 @@ class ScheduleBandit(Learner):
         expected_A = self._posterior.predict(self._x_AF)
         if len(self.played_n):
             expected_A += y_n1.mean() - self._posterior.predict(x_nF).mean()
-        tried_A = (self.seed_A == NOTHING) | np.isin(self.seed_A, self.seed_A[self.played_n])
+        tried_A = np.isin(self.seed_A, self.seed_A[self.played_n]) & (self.at_A <= self.at_A[self.played_n].max(initial=0))
+        tried_A |= self.seed_A == NOTHING
         self.expected_A: Float64Array = np.where(tried_A, expected_A, -np.inf)
-        """Expected return of each schedule; -inf if no host in memory had its seed, except for planting nothing."""
+        """Expected return of each schedule; -inf if no host in memory had its seed, or any seed as late, except for nothing."""
 
     # ---- state
 

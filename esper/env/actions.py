@@ -138,6 +138,8 @@ class EnvSpec:
     """D names of `Observation.features`."""
     slot_feature_names: tuple[str, ...]
     """F names of the last axis of `Observation.slots`."""
+    max_seeds: int = 0
+    """Maximum number of seeds in a host at a time; 0 for no limit but the slots."""
 
     @property
     def num_slots(self) -> int:

@@ -2,7 +2,7 @@
 
 # N hosts, S slots, H heads, O operations, V values of all parameter heads
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -243,6 +243,10 @@ class EnvConfig:
 
     def check_run(self, *, slots: SlotsConfig, gates: GatesConfig, heads: HeadsConfig, steps: int) -> None:
         """Raise ValueError if the environment cannot run with these settings."""
+
+    def blueprint_names(self, chosen: Sequence[str]) -> Sequence[str]:
+        """Return the names of the blueprints that actions choose from: those of the run, or the environment's own."""
+        return chosen
 
 
 def machines_of(env: Environment) -> dict[str, str]:

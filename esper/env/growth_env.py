@@ -107,6 +107,7 @@ class GrowthEnv(Environment):
             seed_params=tuple(tuple(row) for row in self.costs.params.seed_KS.tolist()),
             feature_names=self._tables[0].names,
             slot_feature_names=self._tables[1].names,
+            max_seeds=self.slots.max_seeds,
         )
         super().__init__(layout, seed=parts.seed, split=parts.split, heads=self.heads, slots=self.slots)
         self._informed_K = np.array([is_informed(blueprint) for blueprint in blueprints])

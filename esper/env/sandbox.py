@@ -9,6 +9,7 @@ rent, and a fossilized one pays a bonus at the end. `sandbox_optimum` computes t
 # K blueprints, Q kinds, N hosts, S slots, T steps, H heads, O operations, C configurations of a host's slots
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, ClassVar
@@ -63,6 +64,9 @@ class SandboxConfig(EnvConfig):
         if not 1 / 3 <= self.light_accuracy <= 1:
             raise ValueError(f"env.light_accuracy must be in [1/3, 1], got {self.light_accuracy}: 1/3 carries no information")
         check_ranges("env", self, {"[0, inf)": ["keep_bonus", "rent_scale"]})
+
+    def blueprint_names(self, chosen: Sequence[str]) -> Sequence[str]:
+        return SandboxRules().layout(1).blueprint_names
 
     def check_run(self, *, slots: SlotsConfig, gates: GatesConfig, heads: HeadsConfig, steps: int) -> None:
         slots.chosen(SandboxRules().slot_names)

@@ -74,6 +74,7 @@ class SandboxRules:
             seed_params=tuple((int(100 * rent),) * slots for rent in self.rent_K),
             feature_names=("time_left",),
             slot_feature_names=SLOT_FEATURES,
+            max_seeds=self.slots.max_seeds,
         )
 
     def legal(self, state: SlotState) -> npt.NDArray[np.bool_]:

@@ -164,7 +164,7 @@ def _at_the_end(value_N: npt.NDArray[Any], num_steps: int) -> npt.NDArray[Any]:
 
 
 def _plain(value: object) -> object:
-    """Return a number with a few digits, and None for NaN."""
-    if isinstance(value, float):
+    """Return a measured number with a few digits, a count as it is, and None for NaN."""
+    if isinstance(value, float) and not value.is_integer():
         return None if value != value else float(f"{value:.{DIGITS}g}")
     return value

@@ -78,7 +78,10 @@ class Trainer:
         self.env = build_env(config, split=Split.TRAINING, num_twins=config.agent.num_twins, autoreset=not again)
         self.buffer = config.buffer.build()
         policy_seed = config.seed if config.policy_seed is None else config.policy_seed
-        self.agent = config.agent.build(self.env.layout, seed=policy_seed, buffer=self.buffer)
+        try:
+            self.agent = config.agent.build(self.env.layout, seed=policy_seed, buffer=self.buffer)
+        except ValueError as error:  # what could not be checked without the environment
+            raise ConfigError(str(error)) from error
         self.learner = self.agent if isinstance(self.agent, Learner) else None
         self.teacher = teacher_of(config, self.checkpoints)
         if self.learner and self.teacher:

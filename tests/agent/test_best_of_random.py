@@ -2,6 +2,7 @@
 
 # N hosts, S slots
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.agent.best_of_random import BestOfRandom, BestOfRandomConfig, Times
+from esper.agent.schedule_bandit import ScheduleBanditConfig
 from esper.agent.scripted.schedule import ActionConfig, ScheduleConfig
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
@@ -78,17 +80,18 @@ def drawn(search: BestOfRandom, tries: int, first: Observation) -> list[list[Act
     latest=st.one_of(st.none(), st.integers(0, 9)),
     slots=st.lists(st.integers(0, 2), unique=True),
     free=st.booleans(),
+    cap=st.integers(0, 3),
     seed=st.integers(0, 10**6),
 )
 def test_drawn_schedules_are_valid_schedule_configs(
-    most: int, latest: int | None, slots: list[int], free: bool, seed: int
+    most: int, latest: int | None, slots: list[int], free: bool, cap: int, seed: int
 ) -> None:
-    search = BestOfRandomConfig(most=most, latest=latest).build(SPEC, seed=seed)
+    search = BestOfRandomConfig(most=most, latest=latest).build(replace(SPEC, max_seeds=cap), seed=seed)
     first, *others = drawn(search, 12, newborn(slots, free=free))
     assert first == []
     for schedule in others:
         planted = [action for action in schedule if action.op == "germinate"]
-        assert min(len(slots), 1) <= len(planted) <= min(most or 3, len(slots))
+        assert min(len(slots), 1) <= len(planted) <= min(most or 3, cap or 3, len(slots))
         assert len({action.slot for action in planted} & set(slots)) == len(planted)
         assert {action.blueprint for action in planted} <= {"blueprint0", "blueprint2"}
         assert all(action.at <= (9 if latest is None else latest) for action in schedule)
@@ -99,6 +102,17 @@ def test_drawn_schedules_are_valid_schedule_configs(
         heads = HeadsConfig(style="free", tempo="free", alpha_target="free") if free else HeadsConfig()
         if schedule:
             ScheduleConfig(actions=schedule, heads=heads).build(SPEC, seed=0)
+
+
+def test_a_search_for_which_waiting_is_best_says_so() -> None:
+    assert BestOfRandomConfig().build(SPEC, seed=0).summary() == [("best schedule", "agent=wait")]
+
+
+def test_only_training_needs_the_latest_time_of_a_search() -> None:
+    for config in (BestOfRandomConfig(latest=9), ScheduleBanditConfig(latest=9)):
+        config.acting().check_run(blueprints=SPEC.blueprint_names, steps=5, hosts=4)
+    short = ScheduleBanditConfig(latest=9).build(replace(SPEC, num_steps=5), seed=0)
+    assert short.at_A.max() == 4
 
 
 def test_slots_blueprints_and_times_are_drawn_uniformly() -> None:

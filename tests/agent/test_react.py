@@ -138,6 +138,12 @@ def test_a_bandit_that_teaches_decides_anew_until_its_pupil_does_what_it_wants()
     assert [op for op, *_ in advised(bandit, lasting)] == [Op.WAIT, *[Op.GERMINATE] * 3]
 
 
+def test_a_search_tries_no_rule_twice_in_a_row() -> None:
+    search = ReactConfig().build(SPEC, seed=0)
+    search.best = ReactRule(trigger="start", slot=1, blueprint=2, errors=None)
+    assert search.best not in [search.draw(at(50)) for search.tried in range(100)]
+
+
 def test_without_growth_potential_no_rule_uses_it() -> None:
     search = ReactConfig().build(SPEC, seed=0)
     for known in (False, True):
@@ -198,7 +204,7 @@ def test_the_search_keeps_the_best_rule_and_resumes() -> None:
     turned = ReactConfig().build(replace(SPEC, slot_names=SPEC.slot_names[::-1]), seed=3)
     turned.load_state_dict(search.state_dict())
     assert (search.best.slot, turned.best.slot) == (2, 0), "a slot goes by its name"
-    with pytest.raises(ValueError, match=r"is not a slot of these hosts: they have a"):
+    with pytest.raises(ValueError, match=r"is not one of these hosts, which have a"):
         ReactConfig().build(replace(SPEC, slot_names=("a",), blueprint_names=("b",)), seed=3).load_state_dict(search.state_dict())
 
 

@@ -81,14 +81,16 @@ def test_the_optimum_depends_on_the_keys(tmp_path: Path) -> None:
         ("agent.heads.tempo=slow", r"leave agent\.heads out"),
         ("agent.heads.tempo=free", r"leave agent\.heads out"),
         ("steps=25", "steps=25 is too long for the optimum of env=sandbox: set steps to at most 24"),
+        ("agent=schedule agent.blueprint=norm", r"agent\.blueprint=norm is not available: choose one of kind0, kind1"),
         ("env.light_accuracy=0.3", r"env\.light_accuracy must be in \[1/3, 1\], got 0\.3"),
         ("env.rent_scale=-1", r"env\.rent_scale must be finite and at least 0, got -1"),
     ],
 )
 def test_overrides_without_effect_in_the_sandbox_are_refused(override: str, sentence: str) -> None:
     config()
+    config("agent=schedule", "agent.blueprint=kind0")
     with pytest.raises(ConfigError, match=sentence) as raised:
-        config(override)
+        config(*override.split())
     assert "\n" not in str(raised.value)
 
 

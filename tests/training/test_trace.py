@@ -1,5 +1,6 @@
 """The trace of an episode against the transitions that it was made from, and its files."""
 
+import math
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from esper.task.instances import Split
 from esper.telemetry.traces import Table, read_trace, trace_of_update, traced_updates, write_trace
 from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trace import Trace
+from esper.training.trace import Trace, _plain  # pyright: ignore[reportPrivateUsage]
 from esper.training.trainer import Trainer
 from tests.training.small_run import TINY
 
@@ -52,6 +53,10 @@ def traced(*overrides: str) -> tuple[Table, list[Transition], Any]:
 
 def env_agent(env: Any, overrides: tuple[str, ...]) -> Any:
     return check([*RANDOM, *overrides]).agent.build(env.layout, seed=0)
+
+
+def test_counts_are_exact_and_measurements_have_a_few_digits() -> None:
+    assert [_plain(value) for value in (1234567.0, 0.1234567, math.inf, math.nan, 7)] == [1234567, 0.12346, math.inf, None, 7]
 
 
 @pytest.fixture(scope="module")

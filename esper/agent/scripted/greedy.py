@@ -13,7 +13,7 @@ from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urge
 from esper.agent.scripted.heuristic import POINTS
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
-from esper.env.actions import EnvSpec, Observation, Op
+from esper.env.actions import EnvSpec, Head, Observation, Op
 from esper.env.observation import exp_potential
 from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
 from esper.ranges import check_ranges
@@ -82,7 +82,8 @@ class GreedyPotential(Scripted):
 
     def revise(self, observation: Observation, before: State, decision: Decision, taken_NH: IntArray) -> State:
         """Forget the blueprints that were not pruned after all; see `Revisable`."""
-        same_N = (taken_NH == decision.action).all(axis=1)
+        place = [Head.OP, Head.SLOT]
+        same_N = (taken_NH[:, place] == decision.action[:, place]).all(axis=1)
         earlier_NSK = before["failed"].numpy() & (step_number(observation, self.spec) > 0)[:, None, None]
         failed_NSK = np.where(same_N[:, None, None], decision.state["failed"].numpy(), earlier_NSK)
         return {"failed": torch.from_numpy(failed_NSK)}

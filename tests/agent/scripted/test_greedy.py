@@ -103,6 +103,11 @@ def test_a_blueprint_that_was_not_pruned_after_all_has_not_failed() -> None:
     prune, best, second = [Op.PRUNE, 1, 0], [Op.GERMINATE, 1, 0], [Op.GERMINATE, 1, 1]
     assert advised(agent, [failing, see(), see()]) == [prune, best, best]
     assert advised(agent, [failing, see(), see()], follows=[0]) == [prune, second, second]
+    start = agent.start(2)
+    decision = agent.act(failing, start, is_init=np.zeros(2, np.bool_), uniform=np.zeros((2, len(Head))))
+    slowly = decision.action.copy()
+    slowly[:, Head.ALPHA_SPEED] = 2
+    assert agent.revise(failing, start, decision, slowly)["failed"].any(), "pruned, though not at once"
 
 
 @pytest.mark.parametrize(
