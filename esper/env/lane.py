@@ -38,6 +38,10 @@ class Lane:
         self.graphs = graphs and self._stream is not None
         self._graph: Any = None
 
+    def disable_graphs(self) -> None:
+        """Capture no more graphs, and free the memory of the last one, which nobody replays."""
+        self.graphs, self._graph = False, None
+
     @contextmanager
     def issued(self) -> Generator[None]:
         """Issue the work within the context on the lane."""

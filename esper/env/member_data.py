@@ -181,6 +181,7 @@ class MemberData:
         weight = None if self.classes_MK is None else self.classes_MK[members][:, y_BT.clamp(min=0)]
         if domains is None:
             x, y = getattr(data, f"{part}_x")[rows], y_BT
+            x = x.clone() if data.mapped and not self._pinned else x  # read ahead of its use
         else:
             rank_B = getattr(domains, f"{part}_rank")[rows]
             at = self._domain(rank_B, members), torch.arange(len(y_BT), device=rank_B.device)

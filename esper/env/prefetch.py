@@ -30,16 +30,17 @@ class Prefetch(Generic[Key, Batch]):
         self._start(0)
 
     def _start(self, first: int) -> None:
-        self._queue: queue.Queue[tuple[int, Batch]] = queue.Queue(AHEAD)
+        self._queue: queue.Queue[tuple[int, list[Batch]]] = queue.Queue(AHEAD)
         self._stopped, self._error = Event(), "its thread died"
         self._thread = Thread(target=self._work, args=(first, self._queue, self._stopped), name="prefetch", daemon=True)
         self._thread.start()
 
-    def _work(self, first: int, batches: "queue.Queue[tuple[int, Batch]]", stopped: Event) -> None:
+    def _work(self, first: int, batches: "queue.Queue[tuple[int, list[Batch]]]", stopped: Event) -> None:
         torch.set_num_threads(1)
         for place in range(first, len(self._keys)):
             try:
-                batch = self._read(self._keys[place])
+                # A list, which `take` empties: pinned memory must not be freed in this thread while a CUDA graph is captured.
+                batch = [self._read(self._keys[place])]
             except Exception as error:
                 self._error = f"{type(error).__name__}: {error}"
                 return
@@ -51,7 +52,6 @@ class Prefetch(Generic[Key, Batch]):
                     continue
             if stopped.is_set():
                 return
-            del batch  # pinned memory must not be freed here later, while a CUDA graph is captured
 
     def take(self, key: Key) -> Batch:
         """Return the batch of a key, and drop those of earlier keys.
@@ -65,7 +65,7 @@ class Prefetch(Generic[Key, Batch]):
             while (found := self._next()) is not None:
                 if found[0] == self._place:
                     self._place += 1
-                    return found[1]
+                    return found[1].pop()
             if not attempt:
                 self._start(self._place)
         raise TaskError(
@@ -73,7 +73,7 @@ class Prefetch(Generic[Key, Batch]):
             "machine, and continue with resume="
         )
 
-    def _next(self) -> tuple[int, Batch] | None:
+    def _next(self) -> tuple[int, list[Batch]] | None:
         """Return the next batch that the thread has read; None if it ended without one."""
         while True:
             alive = self._thread.is_alive()

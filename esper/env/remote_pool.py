@@ -121,8 +121,9 @@ class RemotePool(HostPool):
         self._waiting[worker].clear()
         try:
             if self._born[worker] != (born := self._group.born(worker)):
-                messages, rows, self._born[worker] = self._log[worker], self.places[worker], born
+                messages, rows = self._log[worker], self.places[worker]
                 self._group.open(worker, self._key, self.parts, rows.stop - rows.start)
+                self._born[worker] = born
             return self._group.send(worker, self._key, [*messages])
         except WorkerLost as lost:
             return lost

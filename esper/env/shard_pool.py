@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,6 +44,8 @@ class ShardPool(HostPool):
         HostPool.__init__(self, parts, meter)
         self.task, devices = parts.task, parts.devices
         self._precision = {find_device(name): find_precision(name, one.precision) for name, one in devices.items()}
+        if len(self._precision) < len(devices):
+            raise ValueError(f"devices={list(devices)} name one device of this machine twice: name it once")
         compute_exactly(self._precision)
         self.shards: list[Shard] = []
         self._sensors: dict[torch.device, PotentialSensor] = {}
@@ -52,6 +54,7 @@ class ShardPool(HostPool):
         workers = max(available_cores(), len(devices))
         self._pool = ThreadPoolExecutor(workers, "shard", torch.set_num_threads, (1,))
         self._sensing = ThreadPoolExecutor(1, "sensor", torch.set_num_threads, (1,))
+        self._underway: list[Future[Any]] = []
         self.deal(devices)
         resident = {find_device(name): config.resident for name, config in devices.items()}
         self._data = {device: place_data(self.task.data, device, kept) for device, kept in resident.items()}
@@ -66,6 +69,9 @@ class ShardPool(HostPool):
     def start(self, sampler: HostSampler, views: Sequence[DataView], hosts: Sequence[nn.Module] | None = None) -> None:
         """See `HostPool.start`."""
         HostPool.start(self, sampler, views, hosts)
+        for left in self._underway:  # of a step that was interrupted
+            left.cancel()
+        wait(self._underway)
         self._sampler, self._views, self.shards, parts = sampler, views, [], self.parts
         hosts = sampler.hosts() if hosts is None else hosts
         return_memory()
@@ -205,7 +211,7 @@ class ShardPool(HostPool):
 
     def close(self) -> None:
         """Stop the threads, and release the hosts and the data."""
-        self._pool.shutdown()
+        self._pool.shutdown(cancel_futures=True)
         self._sensing.shutdown()
         self.shards, self._lanes, self._sensors, self._data = [], [], {}, {}
 
@@ -226,13 +232,16 @@ class ShardPool(HostPool):
     ) -> list[Future[Result]]:
         """Start `work` for every shard with its rows of the hosts, in parallel, once its future in `after` is done."""
 
-        def run(index: int) -> Result:
+        def run(index: int, shard: Shard, rows: slice) -> Result:
             if after:
                 after[index].result()
             with self.times.working(phase):
-                return work(self.shards[index], self.places[index][1])
+                return work(shard, rows)
 
-        return [self._pool.submit(run, index) for index in range(len(self.shards))]
+        dealt = zip(self.shards, self.places, strict=True)
+        begun = [self._pool.submit(run, index, shard, rows) for index, (shard, (_, rows)) in enumerate(dealt)]
+        self._underway = [*(one for one in self._underway if not one.done()), *begun]
+        return begun
 
 
 def return_memory() -> None:

@@ -108,7 +108,8 @@ class TrainingStep:
 
     def _refuse(self, error: RuntimeError) -> None:
         """Disable graphs for the rest of the run, and say why: after a failed capture, torch may refuse others."""
-        self._lane.graphs = False
+        self._lane.disable_graphs()
+        self._parts = ()
         self._network.drop_gradients()
         reason = str(error).strip().partition("\n")[0]
         warn(

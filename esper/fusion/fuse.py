@@ -177,6 +177,7 @@ class Fleet:
                 f"{type(self.module).__name__} has a layer without a stacked form: it computes one member, not {rows}"
             )
         if chosen_L is not None or not self._whole:
+            self._whole = False  # until all are replaced, in case of an error
             for layer, name, buffer in self._buffer_slots:
                 if inside is None or layer in inside:
                     several = buffer if chosen_L is None else buffer.index_select(0, chosen_L)

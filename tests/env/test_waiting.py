@@ -2,15 +2,20 @@
 
 import traceback
 from collections import Counter
+from threading import Event, Timer
 
 import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from esper.cli.overrides import check
 from esper.env import shard as shards
-from esper.env.actions import Op
+from esper.env.actions import Head, Op
+from esper.fusion.precision import Precision
 from esper.hosts.cnn import CNNConfig
+from esper.task.instances import Split
+from esper.training.environment import build_env
 
 READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default}
 """Operations whose result Python needs, so that it waits until the device has computed it. Copies of whole results are not among
@@ -42,3 +47,30 @@ def test_an_epoch_reads_nothing_before_its_end(make_env, plan_actions, monkeypat
         shard.train_epoch(env.sampler.order(env.time, env.views), probe=True)
         shard.validate(np.zeros((2, 3, env.layout.num_slots), np.float32))
     assert not reads.lines
+
+
+def test_what_an_interrupted_step_leaves_does_not_train_the_next_hosts(make_env, monkeypatch):
+    env = make_env(6, 6, members_per_shard=1)
+    newborn, _ = env.reset(seed=0)
+    train, begun, goes_on = shards.Shard.train_epoch, env.pool.shards, Event()
+
+    def interrupted(shard, *args, **kwargs):
+        if shard is begun[0]:
+            raise KeyboardInterrupt
+        goes_on.wait(30)
+        return train(shard, *args, **kwargs)
+
+    monkeypatch.setattr(shards.Shard, "train_epoch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        env.step(np.zeros((6, len(Head)), np.int64))
+    Timer(0.3, goes_on.set).start()
+    again, _ = env.reset(seed=0)
+    for name, values in newborn.items():
+        np.testing.assert_array_equal(again[name], values)
+
+
+def test_one_device_under_two_names_is_refused(monkeypatch):
+    monkeypatch.setattr("esper.env.shard_pool.find_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr("esper.env.shard_pool.find_precision", lambda *_: Precision.fp32)
+    with pytest.raises(ValueError, match=r"devices=\['cpu', 'cuda:0'\] name one device of this machine twice: name it once"):
+        build_env(check(["hosts=4", "devices=[cpu,cuda:0]"]), split=Split.TRAINING)
