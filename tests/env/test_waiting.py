@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from esper.cli.overrides import check
 from esper.env import shard as shards
 from esper.env.actions import Head, Op
-from esper.fusion.precision import Precision
 from esper.hosts.cnn import CNNConfig
 from esper.task.instances import Split
 from esper.training.environment import build_env
@@ -69,8 +68,7 @@ def test_what_an_interrupted_step_leaves_does_not_train_the_next_hosts(make_env,
         np.testing.assert_array_equal(again[name], values)
 
 
-def test_one_device_under_two_names_is_refused(monkeypatch):
-    monkeypatch.setattr("esper.env.shard_pool.find_device", lambda name: torch.device("cpu"))
-    monkeypatch.setattr("esper.env.shard_pool.find_precision", lambda *_: Precision.fp32)
-    with pytest.raises(ValueError, match=r"devices=\['cpu', 'cuda:0'\] name one device of this machine twice: name it once"):
-        build_env(check(["hosts=4", "devices=[cpu,cuda:0]"]), split=Split.TRAINING)
+def test_one_device_under_two_names_is_refused():
+    other = "cuda:0" if torch.cuda.is_available() else "cpu"
+    with pytest.raises(ValueError, match=rf"devices=\['auto', '{other}'\] name one device of this machine twice: name it once"):
+        build_env(check(["hosts=4", f"devices=[auto,{other}]"]), split=Split.TRAINING)
