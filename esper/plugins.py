@@ -27,8 +27,6 @@ ENTRY_POINTS = "esper.parts"
 """Entry point group of plugins."""
 CLOSED = ("devices", "cluster", "telemetry")
 """Groups that accept no external parts."""
-_files: set[str] = set()
-"""Files of the plugins that were named and imported."""
 _named: dict[str, str] = {}
 """Module -> plugin as it was named, files with their full paths, of those that were imported."""
 _installed: list[str] = []
@@ -54,6 +52,8 @@ def register(group: str, name: str, config: Any) -> None:
         raise ConfigError(f"there is no group {group} to register {name} in: choose one of {', '.join(tables)}{hint}")
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot name an option of group {group}: use letters, digits and _ . -")
+    if group in MANY and "." in name:  # it is a part of the option's keys
+        raise ConfigError(f"{name!r} cannot name an option of group {group}, whose keys have dots: use letters, digits and _ -")
     option, table = f"{group}={name}", tables[group]
     if table.get(name, config) is not config:
         raise ConfigError(f"{option} exists already, as {_address(table[name])}: register {_address(config)} by another name")
@@ -111,15 +111,25 @@ def named_plugins() -> list[str]:
 
 def plugin_digests() -> dict[str, str]:
     """Return the SHA-256 of the source of every plugin in this process, by module: of its package, or of its file."""
-    found: dict[str, str] = {}
+    return {
+        name: sha256(b"".join(path.read_bytes() for path in files if path.is_file())).hexdigest()  # one may have moved
+        for name, files in _sources().items()
+    }
+
+
+def _sources() -> dict[str, list[Path]]:
+    """Return the files of every plugin in this process, by module: those of its package, or its file."""
+    found: dict[str, list[Path]] = {}
     for name in [*_named, *_installed]:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if not file:
-            continue
-        top = sys.modules[name.partition(".")[0]]
-        files = sorted(Path(top.__path__[0]).rglob("*.py")) if hasattr(top, "__path__") else [Path(file)]
-        found[name] = sha256(b"".join(path.read_bytes() for path in files if path.is_file())).hexdigest()  # one may have moved
+        if file := getattr(sys.modules.get(name), "__file__", None):
+            top = sys.modules[name.partition(".")[0]]
+            found[name] = sorted(Path(top.__path__[0]).rglob("*.py")) if hasattr(top, "__path__") else [Path(file)]
     return found
+
+
+def module_of(plugin: str) -> str:
+    """Return the module of a plugin, named by import path or by file."""
+    return Path(plugin).stem if plugin.endswith(".py") else plugin
 
 
 @cache
@@ -136,9 +146,10 @@ def _load_installed() -> None:
 
 def _import(name: str) -> None:
     """Import one plugin. If a recorded file has moved, search for it by its module name."""
-    module = Path(name).stem if name.endswith(".py") else name
-    path = Path(name).absolute()
+    module, path = module_of(name), Path(name).absolute()
     is_file = name.endswith(".py") and path.is_file()
+    if is_file and "." in module:  # Python would look for a module within a package
+        raise ConfigError(f"plugins=[{name}] cannot be imported, since its name has a dot: rename the file, without dots")
     if is_file and str(path.parent) not in sys.path:
         # Append, so that no other module is hidden; also set the environment, for the processes of launchers.
         sys.path.append(str(path.parent))
@@ -155,10 +166,9 @@ def _import(name: str) -> None:
         ) from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"plugins=[{name}] cannot be imported: {_why(error)}") from error
-    if found.__file__:
-        _files.add(found.__file__)
-    if is_file and not (found.__file__ and path.samefile(found.__file__)):
-        raise ConfigError(f"plugins=[{name}] shares its name with the module {found.__file__}: rename the file")
+    file = getattr(found, "__file__", None)  # modules built into Python have none
+    if is_file and not (file and path.samefile(file)):
+        raise ConfigError(f"plugins=[{name}] shares its name with the module {file or module}: rename the file")
     _named[module] = str(path) if is_file else name
     if new and _options() == before:
         warnings.warn(f"plugins=[{name}] registers no part: call esper.register(group, name, Config) in it", stacklevel=2)
@@ -181,7 +191,8 @@ def _why(error: BaseException) -> str:
 
 def place_in_plugin(error: BaseException) -> str:
     """Return file and line of the last call in a plugin that led to an error, as in my_parts.py, line 12; empty if none did."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _files]
+    files = {str(path) for paths in _sources().values() for path in paths}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
 
 

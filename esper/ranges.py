@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, cast
 
 
@@ -13,7 +13,7 @@ def check_ranges(prefix: str, config: Any, ranges: Mapping[str, Sequence[str]]) 
         prefix: the config's key, such as agent; empty for the keys of a command.
         ranges: names of fields by interval, as in {"(0, 1]": ["clip"]}. An interval open at inf takes finite values only.
     """
-    defaults = {field.name: field.default for field in fields(config)}
+    given = {one.name: one for one in fields(config)}
     for interval, names in ranges.items():
         low, high = map(float, interval[1:-1].split(","))
         for name in names:
@@ -22,8 +22,18 @@ def check_ranges(prefix: str, config: Any, ranges: Mapping[str, Sequence[str]]) 
             below = value is None or value < high or (interval[-1] == "]" and value == high)
             if not (above and below):
                 key, allowed = f"{prefix}.{name}".lstrip("."), _in_english(interval, low, high)
-                remedy = "leave it out for the default" if defaults[name] is None else f"the default is {defaults[name]}"
-                raise ValueError(f"{key} must be {allowed}, got {value}: {remedy}")
+                raise ValueError(f"{key} must be {allowed}, got {value}: {_remedy(given[name])}")
+
+
+def _remedy(one: Field[Any]) -> str:
+    if is_required(one):
+        return "choose a value in range"
+    return "leave it out for the default" if one.default is None else f"the default is {one.default}"
+
+
+def is_required(one: Field[Any]) -> bool:
+    """Return whether a field of a config has no default: none at all, or OmegaConf's mark of a value that must be given."""
+    return one.default == "???" or (one.default is MISSING and one.default_factory is MISSING)
 
 
 LARGEST = 2**53

@@ -1,6 +1,8 @@
 """Registration and import of parts from outside: every mistake is one sentence. tests/outside runs such parts."""
 
+import importlib
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from esper.cli.overrides import check, check_over
 from esper.config import GROUPS, ConfigError
 from esper.lifecycle.slots import SlotsConfig
 from esper.plugins import load_plugins, split_plugins
+from esper.ranges import check_ranges
 from esper.reward.modes import MinimalConfig, RewardConfig
 from esper.reward.table import RENT, TERMINAL
 from esper.reward.terms import RentUnit
@@ -63,6 +66,17 @@ class FixedUnitConfig(RewardConfig):
     rent: float = 1.0
 
 
+@dataclass(kw_only=True, slots=True)
+class NeedyConfig(MinimalConfig):
+    """Has a key without a default."""
+
+    trial: float
+
+    def __post_init__(self) -> None:
+        MinimalConfig.__post_init__(self)
+        check_ranges("reward", self, {"[0, inf)": ["trial"]})
+
+
 class Bare(MinimalConfig):
     """Inherits its fields, and would declare none of its own."""
 
@@ -96,6 +110,7 @@ register("reward", "mine", MineConfig)
         ),
         ("task", "digits_mlp", MineConfig, "task=digits_mlp exists already, as a preset in conf/: register "),
         ("reward", "a=b", MineConfig, "'a=b' cannot name an option"),
+        ("blueprint", "my.block", MineConfig, "'my.block' cannot name .* whose keys have dots: use letters, digits and _ -"),
         ("reward", "mine", MineConfig(), "reward=mine needs a dataclass, got MineConfig"),
         ("reward", "mine", Bare, "reward=mine needs a dataclass, got .*Bare: put @dataclass"),
         ("reward", "mine", SlotsConfig, "reward=mine must derive from .*RewardConfig, and esper.lifecycle"),
@@ -113,6 +128,17 @@ def test_a_refused_registration_is_one_sentence(group: str, name: str, kind: Any
 def test_what_a_term_reads_need_not_be_a_key() -> None:
     esper.register("reward", "fixed_unit", FixedUnitConfig)
     assert check(["reward=fixed_unit"]).reward.rent_unit == RentUnit.params
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [([], "reward.trial is not set"), (["reward.trial=-1"], "reward.trial must be .*, got -1.0: choose a value in range")],
+)
+def test_a_key_without_a_default_must_be_set(value: list[str], sentence: str) -> None:
+    esper.register("reward", "needy", NeedyConfig)
+    assert getattr(check(["reward=needy", "reward.trial=2"]).reward, "trial", None) == 2.0
+    with pytest.raises(ConfigError, match=sentence):
+        check(["reward=needy", *value])
 
 
 def test_a_registered_option_is_like_any_other() -> None:
@@ -179,18 +205,25 @@ def draw():
 """
 
 
-def test_an_error_in_a_running_plugin_keeps_its_traceback_and_names_the_place(tmp_path: Path, capsys: Any) -> None:
-    file = tmp_path / "failing_parts.py"
-    file.write_text(PLUGIN.replace('"mine"', '"failing"') + FAILS)
-    load_plugins([str(file)])
+@pytest.mark.parametrize(("plugin", "name"), [("failing_parts.py", "failing_parts.py"), ("failing_package", "helper.py")])
+def test_an_error_in_a_running_plugin_keeps_its_traceback_and_names_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, plugin: str, name: str
+) -> None:
+    place = tmp_path if plugin == name else tmp_path / plugin
+    place.mkdir(exist_ok=True)
+    (place / "__init__.py").write_text(PLUGIN.replace('"mine"', '"failing"'))
+    file = place / name
+    file.write_text(PLUGIN.replace('"mine"', '"failing_too"') + FAILS)
+    monkeypatch.syspath_prepend(tmp_path)
+    load_plugins([str(file) if plugin == name else plugin])
+    module = importlib.import_module(file.stem if plugin == name else f"{plugin}.{file.stem}")
     with pytest.raises(SystemExit) as ended, in_one_sentence():
-        sys.modules["failing_parts"].draw()
-    GROUPS["reward"].pop("failing")
+        module.draw()
     assert ended.value.code == 1
     *lines, last = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("Traceback")
     line = 1 + file.read_text().splitlines().index('    open("no_such_weights.npy")')
-    assert last.startswith(f"esper: failing_parts.py, line {line}: FileNotFoundError: ")
+    assert last.startswith(f"esper: {name}, line {line}: FileNotFoundError: ")
     assert "continue a run with resume=" in last
 
 
@@ -198,9 +231,14 @@ def test_a_plugin_that_is_not_there_or_not_alone_is_one_sentence(tmp_path: Path)
     for name in ("nowhere_at_all", "nowhere.at_all", str(tmp_path / "nowhere_at_all.py")):
         with pytest.raises(ConfigError, match="is not found: run from its folder, put that on PYTHONPATH, or give the path"):
             load_plugins([name])
-    (tmp_path / "json.py").write_text("")
-    with pytest.raises(ConfigError, match=r"json\.py\] shares its name with the module .*: rename the file"):
-        load_plugins([str(tmp_path / "json.py")])
+    for name, sentence in (
+        ("json.py", "shares its name with the module .*: rename the file"),
+        ("time.py", "shares its name with the module time: rename the file"),  # built into Python
+        ("parts_v1.2.py", "cannot be imported, since its name has a dot: rename the file, without dots"),
+    ):
+        (tmp_path / name).write_text("")
+        with pytest.raises(ConfigError, match=rf"{re.escape(name)}\] {sentence}"):
+            load_plugins([str(tmp_path / name)])
     files = [tmp_path / folder / "own_parts_twice.py" for folder in "ab"]
     for file in files:
         file.parent.mkdir()
@@ -241,6 +279,12 @@ def test_a_config_brings_its_plugins_back_also_when_their_file_has_moved(tmp_pat
     asked = check([f"plugins=[{moved}]"])
     assert resumed(from_plain(plain), asked, [f"plugins=[{moved}]", "resume=x"]).plugins == [str(moved)]
     assert str(moved.parent) in os.environ["PYTHONPATH"]
+    more = tmp_path / "more_parts.py"  # which has not moved
+    more.write_text(PLUGIN.replace('"mine"', '"more"'))
+    load_plugins([str(more)])
+    saved = from_plain(plain)
+    saved.plugins.append(str(more))
+    assert resumed(saved, asked, [f"plugins=[{moved}]", "resume=x"]).plugins == [str(moved), str(more)]
 
 
 def test_an_installed_plugin_needs_no_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

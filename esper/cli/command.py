@@ -22,7 +22,7 @@ from esper.cli import failures, flags, rehearsal
 from esper.cli.failures import end, end_if_failed, go_on
 from esper.cli.help import help_text
 from esper.cli.keyvalue import show_help
-from esper.cli.overrides import plan_run, plan_sweep, quoted
+from esper.cli.overrides import hydra_at_conf, plan_run, plan_sweep, quoted, unquoted
 from esper.cli.place import begin_sweep
 from esper.cli.readiness import ready
 from esper.config import CHECKPOINTS, Config, ConfigError
@@ -194,7 +194,7 @@ def load_parts(overrides: list[str]) -> list[str]:
     """
     names, others = split_plugins(overrides)
     load_plugins(names)
-    if resume := next((override.partition("=")[2] for override in others if override.startswith("resume=")), None):
+    if resume := next((unquoted(override.partition("=")[2]) for override in others if override.startswith("resume=")), None):
         load_recorded(Path(resume))
     return others
 
@@ -239,10 +239,8 @@ def run(main: Callable[[], object]) -> None:
 def _start(main: Callable[[], object], args: Namespace) -> None:
     """Check a command, and run it or show its config."""
     overrides = list(args.overrides)
-    if args.config_dir is not None:  # a folder with options and experiments of the user
-        overrides.append(f"hydra.searchpath=[file://{os.path.abspath(args.config_dir)}]")
     many = args.multirun or "hydra.mode=MULTIRUN" in overrides
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), hydra_at_conf(args.config_dir):
         warnings.simplefilter("ignore")  # warnings of configs are shown when the run reads its config
         warnings.simplefilter("always", Notice)  # but data is checked only when it is first loaded, which may be here
         folder, arms = _look_ahead(overrides, args.config_name or "config", many=many, show=args.cfg is not None)

@@ -2,10 +2,8 @@
 
 import ast
 import inspect
-import os
 import re
 import textwrap
-from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -15,7 +13,7 @@ from typing import Any, Union, get_args, get_origin
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from esper.config import ALIASES, CONF, GROUPS, MANY, Config, did_you_mean
+from esper.config import ALIASES, CONF, GROUPS, MANY, Config
 from esper.telemetry.writers import WRITERS
 
 USAGE = """\
@@ -97,39 +95,6 @@ def help_text(about: str) -> str:
         shown = name if default is MISSING else f"{name}={as_typed(default)}"
         lines += textwrap.wrap(f"{shown:<20}{docs[name]}", width, initial_indent="  ", subsequent_indent=" " * 22)
     return "\n".join(lines)
-
-
-def unreadable(override: str, others: Sequence[str]) -> str:
-    """Return what is wrong with an override that Hydra cannot read, and how to write it.
-
-    Args:
-        others: all overrides of the command.
-    """
-    if "=~" in override:  # the shell expands ~ only at the start of a word
-        return f"cannot read {override!r}: write the path without ~, as in {override.replace('~', os.path.expanduser('~'))}"
-    if "=" in others:
-        return f"cannot read {override!r}: write key=value without spaces around ="
-    split = any(other.startswith(("arms=", "hydra.sweeper.arms=")) for other in others) and "=" not in override
-    example = "arms='reward: shaped,sparse'" if split else "'devices=[cuda:0,cuda:1]'"
-    return f"cannot read {override!r}: write key=value, and quote what the shell would split: {example}"
-
-
-FAMILIAR = {
-    "epochs": "steps, the host epochs of an episode, or agent.epochs, the passes of the controller over its data",
-    "lr": "agent.learning_rate, of the controller, or optimiser.learning_rate, of the hosts",
-    "learning_rate": "agent.learning_rate, of the controller, or optimiser.learning_rate, of the hosts",
-    "entropy": "agent.entropy_coef",
-    "batch_size": "task.batch_size",
-}
-"""Name of a key in other programs -> the keys of Esper that are meant."""
-
-
-def hint_on(group: str, option: str, options: Sequence[str]) -> str:
-    """Return what to do about an option that a group does not have: the extra that brings it, the closest one, or a plugin."""
-    extra = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}.get(option)
-    if extra and group == "hydra/launcher":
-        return f"; {option} comes with an extra: pip install -e '.[{extra}]'"
-    return did_you_mean(option, list(options)) or "; options of your own need plugins=[FILE]"
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null", Any: "any value"}

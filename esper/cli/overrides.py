@@ -6,14 +6,14 @@ keys are applied one by one, to find the first mistake.
 """
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -26,22 +26,20 @@ from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.utils import get_class
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from esper.cli.discovery import register_sweepers
-from esper.cli.help import FAMILIAR, hint_on, in_words, unreadable
-from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed, root_key, typed
+from esper.cli.keys import ROOT_KEYS, check_choice, check_key, value_kind
+from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, root_key, typed
 from esper.env.shard_pool import all_cores
-from esper.training.config_io import dotted, to_plain
+from esper.training.config_io import to_plain
 from esper.training.run_folder import new_folder
 
 OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)  # launchers pass the cache on
 
-_KEYS = {field.name for field in fields(Config)} - {*GROUPS}
-"""Root keys that are no groups: Hydra need not look for their options."""
-_PLAIN = re.compile(r"[\w./+@%-]+")
+_PLAIN = re.compile(r"[\w./+@%-]+", re.ASCII)
 """Texts that Hydra reads unquoted."""
 JOBS_PER_CORE = 4
 """Maximum number of processes of a sweep per core: joblib starts all of them at once."""
@@ -53,13 +51,23 @@ _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 
 
 @contextmanager
-def hydra_at_conf() -> Generator[ConfigLoader]:
-    """Initialise Hydra with the YAML folder, without running a command; inside a run, Hydra is ready."""
+def hydra_at_conf(config_dir: str | None = None) -> Generator[ConfigLoader]:
+    """Initialise Hydra with the YAML folder, without running a command; inside a run, Hydra is ready.
+
+    Args:
+        config_dir: a folder with further options, as in --config-dir.
+    """
     if GlobalHydra.instance().is_initialized():
         yield GlobalHydra.instance().config_loader()
         return
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        yield GlobalHydra.instance().config_loader()
+        loader = GlobalHydra.instance().config_loader()
+        if config_dir is not None:
+            assert isinstance(loader, ConfigLoaderImpl)
+            path = loader.get_search_path()
+            path.prepend("command-line", f"file://{os.path.abspath(config_dir)}", "schema")  # where Hydra puts it in a run
+            loader.repository.initialize_sources(path)
+        yield loader
 
 
 def quoted(value: str) -> str:
@@ -67,6 +75,14 @@ def quoted(value: str) -> str:
     # Backslashes stand for themselves, except before a quote.
     escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
     return f"'{escaped}'"
+
+
+def unquoted(value: str) -> str:
+    """Return a value as Hydra reads it, without the quotes that may be around it."""
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        with suppress(HydraException):
+            return str(OverridesParser.create().parse_override(f"key={value}").value())
+    return value
 
 
 def typed_as(key: str, value: object) -> str:
@@ -94,6 +110,10 @@ def plan_run(overrides: list[str], *, config_name: str = "config") -> tuple[list
     """
     with hydra_at_conf() as loader:
         config, cfg = _job(loader, overrides, config_name)
+        if config.resume is not None and (not config.resume or Path(config.resume).is_file()):
+            raise ConfigError(
+                f"resume={config.resume} names no folder: write resume=FOLDER, the folder of a run, or leave it out"
+            )
         return [config], _check_folder(cfg, "hydra.run.dir")
 
 
@@ -238,8 +258,26 @@ def _parsed(loader: ConfigLoader, overrides: Sequence[str]) -> list[Override]:
         with suppress(HydraException):
             parsed += [one for one in parser.parse_overrides([override]) if one.key_or_group]
         if not parsed or parsed[-1].input_line != override:
-            raise ConfigError(unreadable(override, overrides))
+            raise ConfigError(_unreadable(override, overrides))
     return parsed
+
+
+def _unreadable(override: str, others: Sequence[str]) -> str:
+    """Return what is wrong with an override that Hydra cannot read, and how to write it.
+
+    Args:
+        others: all overrides of the command.
+    """
+    if "=~" in override:  # the shell expands ~ only at the start of a word
+        return f"cannot read {override!r}: write the path without ~, as in {override.replace('~', os.path.expanduser('~'))}"
+    if "=" in others:
+        return f"cannot read {override!r}: write key=value without spaces around ="
+    key, _, value = override.partition("=")
+    if re.fullmatch(r"[\w./+~@:-]+", key) and value[:1] not in "[{(":  # else a list, which the shell may have split
+        return f"cannot read {override!r}: quote the value, as in {shlex.quote(f'{key}={quoted(value)}')}"
+    split = any(other.startswith(("arms=", "hydra.sweeper.arms=")) for other in others) and "=" not in override
+    example = "arms='reward: shaped,sparse'" if split else "'devices=[cuda:0,cuda:1]'"
+    return f"cannot read {override!r}: write key=value, and quote what the shell would split: {example}"
 
 
 def _jobs(overrides: list[Override]) -> list[list[str]]:
@@ -275,11 +313,11 @@ def _split(loader: ConfigLoader, overrides: list[Override]) -> tuple[list[Overri
         if override in searched:
             continue
         group = str(override.key_or_group)
-        plain = "." in group or group in _KEYS
+        plain = "." in group or group in ROOT_KEYS
         more = {"config_name": "config", "overrides": _override_strings(searched)} if searched else {}
         found = [] if plain else loader.get_group_options(group, **more)  # pyright: ignore[reportArgumentType]
         if options := list(dict.fromkeys([*GROUPS.get(group, ()), *found])):
-            _check_choice(override, options)
+            check_choice(override, options)
         (groups if options else keys).append(override)
     return groups, keys
 
@@ -301,14 +339,14 @@ def _apply(loader: ConfigLoader, cfg: DictConfig, overrides: list[Override]) -> 
     """Set keys of a config, as Hydra does."""
     for override in overrides:
         key = str(override.key_or_group)
-        _check_key(loader, cfg, key)
+        check_key(loader, cfg, override)
         if override.is_sweep_override():
             remedy = "add -m to run them one after another, or make arms of them"
             raise ConfigError(f"{override.input_line} gives several values to one key: {remedy}")
         try:
             ConfigLoaderImpl._apply_overrides_to_config([override], cfg)  # pyright: ignore[reportPrivateUsage]
         except HydraException as error:
-            wrong_type = f"{key} must be {_kind(cfg, key)}, got {override.get_value_element_as_str()}"
+            wrong_type = f"{key} must be {value_kind(cfg, key)}, got {override.get_value_element_as_str()}"
             raise ConfigError(wrong_type if error.__cause__ else _one_line(error)) from error
 
 
@@ -319,75 +357,6 @@ def _typed_config(cfg: DictConfig, choices: dict[str, Any]) -> Config:
         return typed(cfg, choices)
     finally:
         content["hydra"] = hydra
-
-
-def _check_choice(override: Override, options: list[str]) -> None:
-    """Check that an override chooses options of its group."""
-    group = str(override.key_or_group)
-    if override.is_delete():
-        return
-    if override.is_sweep_override():
-        together = f", or write '{group}=[{','.join(override.sweep_string_iterator())}]' for all of them in one run"
-        raise ConfigError(
-            f"{override.input_line} names several options: add -m to run one after another{together * (group in MANY)}"
-        )
-    value = override.value()
-    names = value if isinstance(value, list) else [value]
-    if group == "slots" and any(re.fullmatch(r"r\d+c\d+", str(name)) for name in names):
-        where = ",".join(map(str, names))
-        raise ConfigError(f"{override.input_line} names no option: to name slots, write 'slots.where=[{where}]'")
-    if len(names) > 1 and group not in MANY:
-        raise ConfigError(f"{group} takes one option, got {override.input_line}: choose one of {', '.join(options)}")
-    for name in ("null" if name is None else str(name) for name in names):
-        if name not in options:
-            plural = f"{group}s" in _KEYS and name.isdecimal()
-            hint = f"; did you mean {group}s={name}?" if plural else hint_on(group, name, options)
-            raise ConfigError(f"there is no option {name} in group {group}: choose from {', '.join(options)}{hint}")
-
-
-def _check_key(loader: ConfigLoader, cfg: DictConfig, key: str) -> None:
-    """Check that a config has a key."""
-    if sentence := renamed(key):
-        raise ConfigError(sentence)
-    node: Any = cfg
-    path: list[str] = []
-    for part in key.split("."):
-        whole = ".".join(path)
-        if isinstance(node, ListConfig):
-            return
-        if not isinstance(node, DictConfig):
-            raise ConfigError(f"{key} is not a key, since {whole} is a single value: write {whole}=...")
-        if part not in node:
-            if path and path[0] in MANY and part in GROUPS[path[0]]:
-                chosen = [] if path[0] == "devices" else [*map(str, node)]
-                wanted, now = ",".join([*chosen, part]), ",".join(map(str, node))
-                raise ConfigError(f"{key} has no effect, since {path[0]}=[{now}] is chosen: add '{path[0]}=[{wanted}]'")
-            sweep = [] if cfg.hydra.sweeper["_target_"].endswith("BasicSweeper") else map(str, cfg.hydra.sweeper)
-            extra = [] if path else [*loader.list_groups(""), *sweep]
-            hidden = ("hydra", "_target_", *ALIASES)
-            siblings = [name for name in dict.fromkeys([*map(str, node), *extra]) if name not in hidden]
-            raise ConfigError(_unknown_key(".".join([*path, part]), siblings, cfg))
-        path.append(part)
-        node = None if OmegaConf.is_missing(node, part) or OmegaConf.is_interpolation(node, part) else node[part]
-
-
-def _unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
-    """Return a sentence about a key that does not exist: the closest key, and the keys of its parent."""
-    where, _, name = key.rpartition(".")
-    elsewhere = [
-        path for path in dotted(OmegaConf.to_container(cfg)) if path.rpartition(".")[2] == name and not path.startswith("hydra.")
-    ]
-    close = FAMILIAR.get(key) or " or ".join(elsewhere[:3])
-    hint = f"did you mean {close}? " if close else f"{did_you_mean(name, siblings).removeprefix('; ')} ".lstrip()
-    return f"there is no key {key}: {hint}{where or 'the config'} has {', '.join(siblings) or 'no keys'}"
-
-
-def _kind(cfg: DictConfig, key: str) -> str:
-    """Describe the values of a key in plain English."""
-    parent, _, name = key.rpartition(".")
-    holder = OmegaConf.get_type(OmegaConf.select(cfg, parent) if parent else cfg)
-    hints = get_type_hints(holder) if isinstance(holder, type) else {}
-    return in_words(hints[name]) if name in hints else "of another type"
 
 
 def _one_line(error: BaseException | None) -> str:

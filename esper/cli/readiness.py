@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from esper.checkpoint import Checkpoints, load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
@@ -13,7 +14,7 @@ from esper.env.foresight import feature_tables
 from esper.env.growth_env import GrowthConfig
 from esper.env.shard_pool import largest_shard
 from esper.growth.compatibility import check_host, check_seeds
-from esper.hosts.base import slot_specs
+from esper.hosts.base import segments_of, slot_specs
 from esper.task.instances import Split
 from esper.task.loading import load_task
 from esper.training.estimate import check_memory
@@ -80,6 +81,7 @@ def _check_hosts(config: Config, teacher: Teacher | None) -> None:
     some = torch.arange(PROBED) % len(data.valid_y)
     wanted = (*data.valid_y[some].shape, data.num_classes)
     features = check_host(host, same, data.inputs(data.valid_x[some].contiguous()), wanted, members, named)
+    _check_batch(config, host, data.inputs(data.valid_x[:1].contiguous()), named)
     names = tuple(slot.name for slot in slots)
     chosen_S = config.slots.chosen(names, config.choice("slots"))
     used = {slot: h for slot, h, chosen in zip(slots, features, chosen_S, strict=True) if chosen}
@@ -90,6 +92,24 @@ def _check_hosts(config: Config, teacher: Teacher | None) -> None:
         agent.check_hosts(slots=names, in_use=chosen_S, cap=cap, blueprints=blueprints, hosts=config.hosts)
     if teacher and isinstance(config.env, GrowthConfig):
         teacher.build(_layout(config, config.env, names))
+
+
+def _check_batch(config: Config, host: nn.Module, x: Tensor, named: str) -> None:
+    """Raise ConfigError if the smallest batch in training has one sample, and a batch norm of the host needs more."""
+    batch = config.task.batch_size
+    trains = config.task.pretrain or not config.host.frozen
+    if not trains or batch // min(config.optimiser.micro_batches, batch) > 1:
+        return
+    try:
+        with torch.no_grad():
+            for segment in segments_of(host.train()):
+                x = segment(x)
+    except ValueError as error:
+        pools = " or host.pools" if hasattr(config.host, "pools") else ""
+        raise ConfigError(
+            f"{named} cannot train on a single sample, since a batch norm would see one value per channel: raise "
+            f"task.batch_size, or lower optimiser.micro_batches{pools}"
+        ) from error
 
 
 def _layout(config: Config, env: GrowthConfig, slots: tuple[str, ...]) -> EnvSpec:

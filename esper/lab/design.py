@@ -330,8 +330,8 @@ def has_control(arms: Mapping[str, Sequence[str]]) -> bool:
 def command_of(found: Design, folder: Path | None, *, blocks: int | None = None, more: Sequence[str] = ()) -> str:
     """Return the command of an experiment, rebuilt from its design, to be copied into a shell.
 
-    The launcher, which is not part of a design, is the one with which `folder` was last started. Looks are left out: a resumed
-    experiment keeps those in its folder, and a new one has a single look at its last block.
+    The launcher and --config-dir, which are not part of a design, are those with which `folder` was last started. Looks are left
+    out: a resumed experiment keeps those in its folder, and a new one has a single look at its last block.
 
     Args:
         found: the design.
@@ -356,7 +356,8 @@ def command_of(found: Design, folder: Path | None, *, blocks: int | None = None,
     keys = {override.partition("=")[0] for override in more}
     parts = [part for part in parts if part.strip("'").partition("=")[0] not in keys]
     if folder is not None:
-        more = [*more, *map(shlex.quote, _launcher(folder)), typed_as("hydra.sweep.dir", folder)]
+        launcher, own_options = _last_start(folder)  # a flag stands behind all overrides, or argparse cannot read them
+        more = [*more, *map(shlex.quote, launcher), typed_as("hydra.sweep.dir", folder), *map(shlex.quote, own_options)]
     return f"python -m esper.train -m {' '.join([*parts, *more])}"
 
 
@@ -366,13 +367,16 @@ def typed_overrides(overrides: Sequence[str]) -> str:
     return f"score_overrides={json.dumps(list(overrides)) if spaced else ' '.join(overrides)}"
 
 
-def _launcher(folder: Path) -> list[str]:
-    """Return the overrides of Hydra's launcher with which the experiment in a folder was last started, as Hydra recorded them."""
+def _last_start(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the overrides of Hydra's launcher, and --config-dir, of the last start of the experiment in a folder, as Hydra
+    recorded them."""
     try:
-        typed = yaml.safe_load((folder / "multirun.yaml").read_text(encoding="utf-8"))["hydra"]["overrides"]["hydra"]
+        hydra = yaml.safe_load((folder / "multirun.yaml").read_text(encoding="utf-8"))["hydra"]
+        typed, sources = hydra["overrides"]["hydra"], hydra.get("runtime", {}).get("config_sources", ())
+        own_options = [word for one in sources if one["provider"] == "command-line" for word in ("--config-dir", one["path"])]
     except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError):  # no record: runs then follow one another
-        return []
-    return [override for override in typed if override.startswith(("hydra/launcher=", "hydra.launcher."))]
+        return [], []
+    return [override for override in typed if override.startswith(("hydra/launcher=", "hydra.launcher."))], own_options
 
 
 def _in_shell(text: str) -> str:

@@ -36,9 +36,19 @@ METRICS: tuple[Metric, ...] = (
     Metric("sandbox/optimum", "points", "Expected return of the best controller; env=sandbox."),
     Metric("sandbox/share_of_optimum", "1", "Mean return as a share of `sandbox/optimum`; env=sandbox."),
     Metric("agent/*", "1", "A metric of an external learner, under the name that the learner gives it."),
-    Metric("host/accuracy", "%", "Validation accuracy at the end of the episode, mean over hosts."),
-    Metric("host/accuracy_gain", "pp", "Accuracy at the end of the episode minus that at its start, mean over hosts."),
-    Metric("host/loss", "nat", "Validation loss at the end of the episode, mean over hosts."),
+    Metric(
+        "host/accuracy",
+        "%",
+        "Validation accuracy at the end of the episode, mean over hosts without a rollback in the last epoch.",
+    ),
+    Metric(
+        "host/accuracy_gain",
+        "pp",
+        "Accuracy at the end of the episode minus that at its start, mean over hosts without a rollback in the last epoch.",
+    ),
+    Metric(
+        "host/loss", "nat", "Validation loss at the end of the episode, mean over hosts without a rollback in the last epoch."
+    ),
     Metric("host/committed_accuracy", "%", "Validation accuracy with fossilized seeds only, mean over hosts."),
     Metric(
         "host/all_off_accuracy", "%", "Validation accuracy with all live seeds off but fossils on, last step, mean over hosts."
@@ -103,7 +113,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy/skipped_fraction", "fraction", "Share of minibatches of this update left out."),
     Metric("policy/minibatches_nonfinite", "count", "Minibatches dropped, since a loss or a gradient was not finite."),
     Metric("policy/forced_fraction", "fraction", "Steps at which only one action was legal; nothing is learned there."),
-    Metric("policy/anomalies", "count", "Kinds of anomalies present in this update; `events.jsonl` says which."),
+    Metric("policy/anomalies", "count", "Anomalies present in this update, one per metric; `events.jsonl` says which."),
     Metric(
         "policy/explained_variance_floored", "1", "Explained variance with Var(target) at least agent.advantage_floor squared."
     ),
@@ -267,6 +277,8 @@ def metric(tag: str) -> Metric:
         return _GROUPS[group + slash]
     close = get_close_matches(tag, _EXACT, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]}?" if close else f"known groups: {', '.join(groups())}."
+    if group + slash in _GROUPS:
+        hint = f"names after {group}/ have lower-case letters, digits and _."
     raise UnknownTagError(f"there is no metric {tag} in the table of esper/telemetry/tags.py; {hint}")
 
 

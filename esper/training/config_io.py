@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from esper.config import GROUPS, MANY, Config, ConfigError, root_key, table_name, typed
-from esper.plugins import load_plugins
+from esper.plugins import load_plugins, module_of
 
 ADDED = {"cluster": "local"}
 """Groups that runs of earlier versions lack, with the option that does what they did."""
@@ -131,6 +131,8 @@ def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
         *path, last = [root] if root in keys else key.split(".")  # a key within a group changes that key alone
         source, target = (reduce(getattr, path, one) for one in (asked, config))
         setattr(target, last, getattr(source, last))
+    if "plugins" in roots:  # one may have moved; the run needs the others, too
+        config.plugins = [*{module_of(name): name for name in [*saved.plugins, *asked.plugins]}.values()]
     if "telemetry" in keys:
         config.choices["telemetry"] = asked.choice("telemetry")
     return from_plain(to_plain(config))

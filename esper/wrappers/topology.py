@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import IntEnum, StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import torch
@@ -13,8 +13,8 @@ from esper.config import did_you_mean
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend
 from esper.plugins import load_plugins
-from esper.seeds.blueprints.base import BlueprintConfig
-from esper.seeds.blueprints.registry import BLUEPRINTS
+from esper.seeds.blueprints.base import BlueprintConfig, required
+from esper.seeds.blueprints.registry import BLUEPRINTS, able
 from esper.wrappers.growing_slot import GrowingSlot
 
 Choice = TypeVar("Choice", bound=IntEnum)
@@ -46,7 +46,7 @@ def whole(argument: str, value: int) -> int:
 def able_in(slot: SlotSpec) -> list[str]:
     """Return the names of the blueprints that can be planted in a slot, those of installed packages included."""
     load_plugins([])
-    return [name for name, kind in BLUEPRINTS.items() if kind.plantable and kind().obstacle(slot) is None]
+    return able([slot])
 
 
 def blueprint_for(given: str | BlueprintConfig, slot: SlotSpec) -> BlueprintConfig:
@@ -61,9 +61,14 @@ def blueprint_for(given: str | BlueprintConfig, slot: SlotSpec) -> BlueprintConf
     load_plugins([])
     if isinstance(given, str):
         if given not in BLUEPRINTS:
-            able = able_in(slot)
-            raise ValueError(f"there is no blueprint {given}: choose from {', '.join(able)}{did_you_mean(given, able)}")
-        given = BLUEPRINTS[given]()
+            names = able_in(slot)
+            raise ValueError(f"there is no blueprint {given}: choose from {', '.join(names)}{did_you_mean(given, names)}")
+        kind = BLUEPRINTS[given]
+        if needed := required(kind):
+            raise ValueError(
+                f"blueprint {given} has no default for {', '.join(needed)}: give its config, as in {kind.__name__}(...)"
+            )
+        given = kind()
         assert isinstance(given, BlueprintConfig)
     given = restored(described(given))  # a setting may be given as a plain string
     given.check("blueprint")
@@ -91,8 +96,9 @@ def described(blueprint: BlueprintConfig) -> dict[str, Any]:
 
 def label(blueprint: BlueprintConfig) -> str:
     """Return the name of a blueprint with the settings that are not its defaults, as in conv_light(kernel=5)."""
-    own, default = described(blueprint), described(type(blueprint)())["settings"]
-    changed = ", ".join(f"{key}={value}" for key, value in own["settings"].items() if value != default[key])
+    own, needed = described(blueprint), required(type(blueprint))
+    default = described(type(blueprint)(**{key: getattr(blueprint, key) for key in needed}))["settings"]
+    changed = ", ".join(f"{key}={value}" for key, value in own["settings"].items() if key in needed or value != default[key])
     return f"{own['name']}({changed})" if changed else own["name"]
 
 
@@ -149,8 +155,8 @@ def restored(description: dict[str, Any]) -> BlueprintConfig:
             "registers it first"
         )
     kind = BLUEPRINTS[description["name"]]
-    default, settings = kind(), dict[str, Any](description["settings"])
+    hints, settings = get_type_hints(kind), dict[str, Any](description["settings"])
     for key, value in settings.items():
-        if isinstance(kept := getattr(default, key), StrEnum):
-            settings[key] = type(kept)(value)
+        if isinstance(hint := hints.get(key), type) and issubclass(hint, StrEnum):
+            settings[key] = hint(value)
     return kind(**settings)

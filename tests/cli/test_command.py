@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import warnings
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra import compose
 from omegaconf import DictConfig
 
 from esper import config as C
 from esper.checkpoint import Notice
 from esper.cli import command as cli
-from esper.lab.design import AnalysisPlan, design
+from esper.cli.overrides import check, hydra_at_conf, typed_as
+from esper.lab.design import AnalysisPlan, command_of, design
 from esper.task.data import TaskError
 from esper.train import main
 from esper.training.run_folder import LOCK
@@ -148,6 +151,12 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-m", "resume=.", "seed=1,2"], "resume continues one run"),
         (["resume=nowhere"], "resume=nowhere does not exist"),
         (["resume=."], "resume=. holds no checkpoint"),
+        (["resume="], "resume= names no folder: write resume=FOLDER"),
+        ([f"resume={__file__}"], "test_command.py names no folder: write resume=FOLDER"),
+        (
+            ["host.blocks=4", "host.pools=3", "task.instances=healthy", "task.batch_size=3", "optimiser.micro_batches=2"],
+            "one value per channel: raise task.batch_size, or lower optimiser.micro_batches or host.pools",
+        ),
     ],
     ids=lambda part: part if isinstance(part, str) else None,
 )
@@ -171,6 +180,7 @@ def test_a_mistake_is_one_sentence_and_leaves_no_trace(ask, tmp_path: Path, over
         ["-sc", "query=bash"],
         ["-m", "sweep=ab_reward"],
         ["hosts=4", "experiment=healthy"],
+        ["task=digits_mlp", "task.batch_size=1"],
         ["hydra.run.dir=elsewhere/and/deeper"],
         ["seed=1,2", "-m", "hosts=4"],
         ["seed=1,2", "--multirun"],
@@ -185,16 +195,35 @@ def test_a_valid_command_reaches_hydra_with_nothing_but_a_lock(ask, tmp_path: Pa
 
 
 def test_config_dir_adds_experiments(ask, tmp_path: Path) -> None:
-    own = tmp_path / "mine" / "experiment"
+    folder = tmp_path / "größe, mine"  # Hydra reads neither the letters nor the comma unquoted
+    own = folder / "experiment"
     own.mkdir(parents=True)
     (own / "tiny.yaml").write_text("# @package _global_\nhosts: 4\n")
     (own / "wrong.yaml").write_text("# @package _global_\nhosts: many\n")
     (own / "broken.yaml").write_text("# @package _global_\nhosts: [\n")
-    assert ask("--config-dir", "mine", "experiment=tiny") == (0, "", True)
+    assert ask("--config-dir", folder.name, "experiment=tiny") == (0, "", True)
     for name, word in (("wrong", "'many'"), ("broken", "broken.yaml")):
-        code, err, reached = ask("--config-dir", "mine", f"experiment={name}")
+        code, err, reached = ask("--config-dir", folder.name, f"experiment={name}")
         assert (code, len(err.splitlines()), reached) == (2, 1, False)
         assert word in err
+    (folder / "reward").mkdir()
+    (folder / "reward" / "dear.yaml").write_text("defaults: [shaped, _self_]\nrent: 5.0\n")
+    arms = "arms=reward: shaped,dear"
+    assert ask("--config-dir", folder.name, "-m", "sweep=ab", arms, "score_overrides=steps=30") == (0, "", True)
+    recorded = {"overrides": {"hydra": []}, "runtime": {"config_sources": [{"provider": "command-line", "path": "my own"}]}}
+    (tmp_path / "multirun.yaml").write_text(yaml.safe_dump({"hydra": recorded}))
+    again = command_of(design("reward: shaped,dear", blocks=10, root=7), tmp_path)
+    assert again.endswith(f" hydra.sweep.dir={tmp_path} --config-dir 'my own'")
+
+
+def test_the_plugins_of_a_resumed_run_are_found_by_a_quoted_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(cli, "load_recorded", asked.append)
+    for folder in ("plain", "größe, it's mine"):
+        (override,) = shlex.split(typed_as("resume", folder))
+        assert check([override, "hydra.run.dir=x"]).resume == folder
+        assert cli.load_parts([override]) == [override]
+    assert asked == [Path("plain"), Path("größe, it's mine")]
 
 
 def test_bugs_keep_their_traceback(ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,10 +264,6 @@ def test_errors_for_the_user_are_one_sentence_in_a_running_job(
 
 def test_main_gets_the_checked_config(monkeypatch: pytest.MonkeyPatch) -> None:
     """hydra.main and the checks give equal configs."""
-    from hydra import compose
-
-    from esper.cli.overrides import check, hydra_at_conf
-
     with hydra_at_conf():
         cfg = compose("config", overrides=["reward=sparse", "hosts=4"])
     assert isinstance(cfg, DictConfig)

@@ -1,6 +1,6 @@
 """All blueprints in all layouts and many widths: identity at birth, gradients, fusion."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from esper.seeds.blueprints.cnn import BottleneckConfig, ConvHeavyConfig, ConvLi
 from esper.seeds.blueprints.dense import LoraConfig, MLPSeedConfig
 from esper.seeds.blueprints.plain import NoopConfig, NormConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS, check_blueprints
+from esper.wrappers.topology import able_in, blueprint_for, label
 
 TABLE: dict[str, BlueprintConfig] = {
     **{name: kind() for name, kind in BLUEPRINTS.items() if kind is not NoopConfig},
@@ -254,7 +255,15 @@ def test_an_incomplete_blueprint_is_refused():
         check_blueprints({"mine": BlueprintConfig()}, [slot], "task=digits")
 
 
-def test_a_blueprint_that_does_not_fit_every_slot_is_refused_with_alternatives():
+@dataclass(kw_only=True, slots=True)
+class NeedyConfig(NormConfig):
+    """Has a setting without a default."""
+
+    width: int
+
+
+def test_a_blueprint_that_does_not_fit_every_slot_is_refused_with_alternatives(monkeypatch):
+    monkeypatch.setitem(BLUEPRINTS, "needy", NeedyConfig)  # is no alternative: it has no defaults
     images, mixed = [SlotSpec("r0c0", 3)], [SlotSpec("r0c0", 8), SlotSpec("r1c0", 8, Layout.SEQUENCES)]
     check_blueprints({"norm": NormConfig(), "conv_light": ConvLightConfig()}, images, "task=digits")
     check_blueprints({"norm": NormConfig(), "attention": AttentionConfig()}, mixed, "task=mine")
@@ -267,8 +276,25 @@ def test_a_blueprint_that_does_not_fit_every_slot_is_refused_with_alternatives()
     with pytest.raises(ValueError, match=r"blueprint=conv_light .* r1c0 holds sequences; choose .*=\[norm,attention\]"):
         check_blueprints({"conv_light": ConvLightConfig()}, mixed, "task=mine")
     narrow = [SlotSpec("r0c0", 6, Layout.SEQUENCES)]
-    with pytest.raises(ValueError, match=r"blueprint\.attention\.heads=4 does not divide the width 6 of r0c0"):
-        check_blueprints({"attention": AttentionConfig()}, narrow, "task=mine")
+    message = r"blueprint=mine .*: its heads=4 must divide the width 6 of r0c0; choose from blueprint=\[norm,lora"
+    with pytest.raises(ValueError, match=message):
+        check_blueprints({"mine": AttentionConfig()}, narrow, "task=mine")
+    with pytest.raises(
+        ValueError, match=r"heads=3 must divide .* blueprint=\[norm,lora,lora_large,mlp_small,mlp,flex_attention\]$"
+    ):
+        check_blueprints({"attention": AttentionConfig(heads=3)}, mixed[1:], "task=mine")
+
+
+def test_a_blueprint_without_defaults_is_given_with_its_settings(monkeypatch):
+    monkeypatch.setitem(BLUEPRINTS, "needy", NeedyConfig)
+    slot = SlotSpec("r0c0", 3)
+    given = blueprint_for(NeedyConfig(width=2), slot)
+    assert (given, label(given)) == (NeedyConfig(width=2), "needy(width=2)")
+    assert "norm" in able_in(slot)
+    with pytest.raises(
+        ValueError, match=r"blueprint needy has no default for width: give its config, as in NeedyConfig\(\.\.\.\)"
+    ):
+        blueprint_for("needy", slot)
 
 
 def test_noop_is_the_identity_and_refused_as_the_only_blueprint():

@@ -36,9 +36,16 @@ def test_every_stage_and_operation_has_a_tag() -> None:
     assert [tag for tag in TAGS if tag.startswith("action/")] == [f"action/{op.name.lower()}" for op in Op]
 
 
-def test_an_unknown_tag_names_the_closest() -> None:
-    with pytest.raises(UnknownTagError, match=r"no metric host/acuracy .* did you mean host/accuracy\?"):
-        metric("host/acuracy")
+@pytest.mark.parametrize(
+    ("tag", "hint"),
+    [
+        ("host/acuracy", r"did you mean host/accuracy\?"),
+        ("agent/Loss", "names after agent/ have lower-case letters, digits and _"),
+    ],
+)
+def test_an_unknown_tag_names_the_closest_or_the_rule(tag: str, hint: str) -> None:
+    with pytest.raises(UnknownTagError, match=f"no metric {tag} .* {hint}"):
+        metric(tag)
 
 
 @pytest.mark.parametrize("tag", ["nonsense", "reward/", "reward/Rent", "reward/a/b", "reward/*", "rewards/rent"])

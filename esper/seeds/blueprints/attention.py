@@ -147,10 +147,10 @@ def _block_mask(positions: int, window: int, device: torch.device) -> flex.Block
     return mask
 
 
-def _heads_obstacle(name: str, heads: int, slot: SlotSpec) -> str | None:
+def _heads_obstacle(heads: int, slot: SlotSpec) -> str | None:
     if slot.channels % heads == 0:
         return None
-    return f"blueprint.{name}.heads={heads} does not divide the width {slot.channels} of {slot.name}"
+    return f"its heads={heads} must divide the width {slot.channels} of {slot.name}"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -166,7 +166,7 @@ class AttentionConfig(BlueprintConfig):
 
     def obstacle(self, slot: SlotSpec) -> str | None:
         wrong = BlueprintConfig.obstacle(self, slot)
-        return wrong or (_heads_obstacle("attention", self.heads, slot) if slot.layout is Layout.SEQUENCES else None)
+        return wrong or (_heads_obstacle(self.heads, slot) if slot.layout is Layout.SEQUENCES else None)
 
     def branch(self, slot: SlotSpec) -> nn.Module:
         if slot.layout is Layout.IMAGES:
@@ -186,7 +186,7 @@ class FlexAttentionConfig(BlueprintConfig):
     """Window of each position, itself included [positions], at least 1. Larger: more context, at proportional cost on a GPU."""
 
     def obstacle(self, slot: SlotSpec) -> str | None:
-        return BlueprintConfig.obstacle(self, slot) or _heads_obstacle("flex_attention", self.heads, slot)
+        return BlueprintConfig.obstacle(self, slot) or _heads_obstacle(self.heads, slot)
 
     def branch(self, slot: SlotSpec) -> nn.Module:
         return WindowAttention(slot.channels, self.heads, self.window)

@@ -5,7 +5,7 @@ activation after it, so a newborn seed is exactly the identity and still has a n
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import ClassVar, TypeVar
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from esper.fusion.layout import Layout
 from esper.hosts.base import SlotSpec
-from esper.ranges import check_ranges
+from esper.ranges import check_ranges, is_required
 
 Affine = TypeVar("Affine", bound=nn.Linear | nn.Conv2d)
 
@@ -43,6 +43,11 @@ class BlueprintConfig:
             return None
         grows = ", ".join(self.layouts) or "no layout (its class sets no `layouts`)"
         return f"it grows in {grows}, and {slot.name} holds {slot.layout}"
+
+
+def required(kind: type[BlueprintConfig]) -> list[str]:
+    """Return the fields of a blueprint's config that have no default."""
+    return [one.name for one in fields(kind) if is_required(one)]
 
 
 class Init(StrEnum):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from esper.hosts.base import SlotSpec
 from esper.seeds.blueprints.attention import AttentionConfig, FlexAttentionConfig
-from esper.seeds.blueprints.base import BlueprintConfig
+from esper.seeds.blueprints.base import BlueprintConfig, required
 from esper.seeds.blueprints.cnn import BottleneckConfig, ConvHeavyConfig, ConvLightConfig, ConvSmallConfig, DepthwiseConfig
 from esper.seeds.blueprints.dense import LoraConfig, LoraLargeConfig, MLPSeedConfig, MLPSmallSeedConfig
 from esper.seeds.blueprints.plain import NoopConfig, NormConfig
@@ -38,16 +38,19 @@ def check_blueprints(chosen: Mapping[str, BlueprintConfig], slots: Sequence[Slot
     Raises:
         ValueError: a blueprint cannot grow in a slot, or none is plantable; the message lists valid blueprints.
     """
-    able = [name for name, kind in BLUEPRINTS.items() if _able(kind(), slots)]
     for name, blueprint in chosen.items():
         for slot in slots:
             if (obstacle := blueprint.obstacle(slot)) is not None:
+                others = ",".join(one for one in able(slots) if one != name)
                 raise ValueError(
-                    f"blueprint={name} cannot grow in the hosts of {task}: {obstacle}; choose from blueprint=[{','.join(able)}]"
+                    f"blueprint={name} cannot grow in the hosts of {task}: {obstacle}; choose from blueprint=[{others}]"
                 )
     if not any(blueprint.plantable for blueprint in chosen.values()):
-        raise ValueError(f"blueprint=[{','.join(chosen)}] has no plantable blueprint: choose from blueprint=[{','.join(able)}]")
+        names = ",".join(able(slots))
+        raise ValueError(f"blueprint=[{','.join(chosen)}] has no plantable blueprint: choose from blueprint=[{names}]")
 
 
-def _able(blueprint: BlueprintConfig, slots: Sequence[SlotSpec]) -> bool:
-    return blueprint.plantable and all(blueprint.obstacle(slot) is None for slot in slots)
+def able(slots: Sequence[SlotSpec]) -> list[str]:
+    """Return the names of the blueprints that can be planted, with their default settings, in each of these slots."""
+    kinds = {name: kind for name, kind in BLUEPRINTS.items() if kind.plantable and not required(kind)}
+    return [name for name, kind in kinds.items() if all(kind().obstacle(slot) is None for slot in slots)]

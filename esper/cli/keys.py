@@ -1,0 +1,105 @@
+"""Checks of single overrides: the option exists in its group, the key exists in the config."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from esper.cli.help import in_words
+from esper.config import ALIASES, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed
+from esper.training.config_io import dotted
+
+ROOT_KEYS = {field.name for field in fields(Config)} - {*GROUPS}
+"""Root keys that are no groups: Hydra need not look for their options."""
+FAMILIAR = {
+    "epochs": "steps, the host epochs of an episode, or agent.epochs, the passes of the controller over its data",
+    "lr": "agent.learning_rate, of the controller, or optimiser.learning_rate, of the hosts",
+    "learning_rate": "agent.learning_rate, of the controller, or optimiser.learning_rate, of the hosts",
+    "entropy": "agent.entropy_coef",
+    "batch_size": "task.batch_size",
+}
+"""Name of a key in other programs -> the keys of Esper that are meant."""
+
+
+def check_choice(override: Override, options: list[str]) -> None:
+    """Check that an override chooses options of its group."""
+    group = str(override.key_or_group)
+    if override.is_delete():
+        return
+    if override.is_sweep_override():
+        together = f", or write '{group}=[{','.join(override.sweep_string_iterator())}]' for all of them in one run"
+        raise ConfigError(
+            f"{override.input_line} names several options: add -m to run one after another{together * (group in MANY)}"
+        )
+    value = override.value()
+    names = value if isinstance(value, list) else [value]
+    if group == "slots" and any(re.fullmatch(r"r\d+c\d+", str(name)) for name in names):
+        where = ",".join(map(str, names))
+        raise ConfigError(f"{override.input_line} names no option: to name slots, write 'slots.where=[{where}]'")
+    if len(names) > 1 and group not in MANY:
+        raise ConfigError(f"{group} takes one option, got {override.input_line}: choose one of {', '.join(options)}")
+    for name in ("null" if name is None else str(name) for name in names):
+        if name not in options:
+            plural = f"{group}s" in ROOT_KEYS and name.isdecimal()
+            hint = f"; did you mean {group}s={name}?" if plural else _hint_on(group, name, options)
+            raise ConfigError(f"there is no option {name} in group {group}: choose from {', '.join(options)}{hint}")
+
+
+def _hint_on(group: str, option: str, options: Sequence[str]) -> str:
+    """Return what to do about an option that a group does not have: the extra that brings it, the closest one, or a plugin."""
+    extra = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}.get(option)
+    if extra and group == "hydra/launcher":
+        return f"; {option} comes with an extra: pip install -e '.[{extra}]'"
+    return did_you_mean(option, list(options)) or "; options of your own need plugins=[FILE]"
+
+
+def check_key(loader: ConfigLoader, cfg: DictConfig, override: Override) -> None:
+    """Check that a config has the key of an override."""
+    key = str(override.key_or_group)
+    if sentence := renamed(key):
+        raise ConfigError(sentence)
+    node: Any = cfg
+    path: list[str] = []
+    for part in key.split("."):
+        whole = ".".join(path)
+        if isinstance(node, ListConfig):
+            if part.isdecimal() and int(part) < len(node) and not override.is_delete():
+                return
+            raise ConfigError(f"{key} is not a key, since {whole} is a list: write '{whole}=[...]'")
+        if not isinstance(node, DictConfig):
+            raise ConfigError(f"{key} is not a key, since {whole} is a single value: write {whole}=...")
+        if part not in node and not OmegaConf.is_missing(node, part):
+            if path and path[0] in MANY and part in GROUPS[path[0]]:
+                chosen = [] if path[0] == "devices" else [*map(str, node)]
+                wanted, now = ",".join([*chosen, part]), ",".join(map(str, node))
+                raise ConfigError(f"{key} has no effect, since {path[0]}=[{now}] is chosen: add '{path[0]}=[{wanted}]'")
+            sweep = [] if cfg.hydra.sweeper["_target_"].endswith("BasicSweeper") else map(str, cfg.hydra.sweeper)
+            extra = [] if path else [*loader.list_groups(""), *sweep]
+            hidden = ("hydra", "_target_", *ALIASES)
+            siblings = [name for name in dict.fromkeys([*map(str, node), *extra]) if name not in hidden]
+            raise ConfigError(_unknown_key(".".join([*path, part]), siblings, cfg))
+        path.append(part)
+        node = None if OmegaConf.is_missing(node, part) or OmegaConf.is_interpolation(node, part) else node[part]
+
+
+def _unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
+    """Return a sentence about a key that does not exist: the closest key, and the keys of its parent."""
+    where, _, name = key.rpartition(".")
+    elsewhere = [
+        path for path in dotted(OmegaConf.to_container(cfg)) if path.rpartition(".")[2] == name and not path.startswith("hydra.")
+    ]
+    close = FAMILIAR.get(key) or " or ".join(elsewhere[:3])
+    hint = f"did you mean {close}? " if close else f"{did_you_mean(name, siblings).removeprefix('; ')} ".lstrip()
+    return f"there is no key {key}: {hint}{where or 'the config'} has {', '.join(siblings) or 'no keys'}"
+
+
+def value_kind(cfg: DictConfig, key: str) -> str:
+    """Describe the values of a key in plain English."""
+    parent, _, name = key.rpartition(".")
+    holder = OmegaConf.get_type(OmegaConf.select(cfg, parent) if parent else cfg)
+    hints = get_type_hints(holder) if isinstance(holder, type) else {}
+    return in_words(hints[name]) if name in hints else "of another type"
