@@ -157,7 +157,7 @@ def test_stories_become_padded_blocks(stories):
     both = torch.cat([data.valid_x, data.test_x])
     assert sorted(both[:, 3].tolist()) == [3, 6, 6, 7]
     assert task.host(0, Split.TRAINING, 0, 0)(data.valid_x).shape == (2, 6, 10)
-    assert tiny(stories, stories=3).build(TINY).data.train_x.shape == (6, 6)
+    assert tiny(stories, stories=3, batch_size=2).build(TINY).data.train_x.shape == (6, 6)
 
 
 def test_changed_stories_are_noticed(tmp_path, monkeypatch):
