@@ -152,7 +152,8 @@ class Config(Chosen):
             setting, reward = self.choice("task"), f"reward {self.choice('reward')}, "
         count = max(self.updates, done)
         size = f"{counted(count, 'update')} of {counted(self.hosts, 'host')} x {counted(self.steps, 'epoch')}"
-        return f"{self.choice('agent')} on {setting}: {size}, {reward}seed {self.seed}"
+        taught = f", taught by {self.agent.imitates}" if self.agent.imitates else ""
+        return f"{self.choice('agent')} on {setting}: {size}, {reward}seed {self.seed}{taught}"
 
     def __post_init__(self) -> None:
         self.choices = {}

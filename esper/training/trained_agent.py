@@ -105,17 +105,19 @@ def find_teacher(config: Config, begun: Mapping[str, Any] | None = None) -> Teac
     else:
         if not file.is_file():
             raise ConfigError(f"agent.teacher={named}: {file}, which has taught this run so far, no longer exists: {_RESTORE}")
-        saved = load_run(file)
         if source and digest_of(file) != source["digest"]:
             raise ConfigError(f"agent.teacher={named}: {file} has changed since it taught this run: {_RESTORE}")
+        saved = load_run(file)
         source = {"file": str(file.absolute()), "digest": digest_of(file)}
         load_plugins(saved["config"]["values"].get("plugins", ()))
         run = from_plain(saved["config"])
         option, agent, state = run.choice("agent"), run.agent.acting(), saved["agent"]
         if state:
-            _check_training(named, run, saved["update"], config, begun=begun is not None)
+            newest = Checkpoints(file.parent).latest() == file
+            _check_training(named, run, saved["update"], config, new=begun is None, newest=newest)
     if unseen := agent.unseen(config.env):
-        raise ConfigError(f"agent.teacher={named} reads {unseen}, which this run does not have: choose another teacher")
+        remedy = "set env.potential=true, or choose another teacher" if config.env.has_hosts else "choose another teacher"
+        raise ConfigError(f"agent.teacher={named} reads {unseen}, which this run does not have: {remedy}")
     if agent.needs_timetable and not getattr(config.env, "timetable", False):
         raise ConfigError(
             f"agent.teacher={named} needs the timetable of events: add env.timetable=true, or choose another teacher"
@@ -123,25 +125,26 @@ def find_teacher(config: Config, begun: Mapping[str, Any] | None = None) -> Teac
     return Teacher(named=named, source=source, option=option, config=agent, state=state, seed=config.seed)
 
 
-def _check_training(named: str, run: Config, done: int, config: Config, *, begun: bool) -> None:
+def _check_training(named: str, run: Config, done: int, config: Config, *, new: bool, newest: bool) -> None:
     """Raise ConfigError if a teacher that learned cannot know what a run shows and lets it do; say if it is still learning.
 
     Args:
         run: config of the teacher's run.
         done: its finished updates.
         config: config of the run that it teaches.
-        begun: true if that run already has this teacher.
+        new: false if that run already has this teacher.
+        newest: true for the newest checkpoint of the teacher's run, which may be going on, and not its best.
     """
     was, here = (str(getattr(one.env, "potential", None)).lower() for one in (run, config))
     if was != here:
         raise ConfigError(f"agent.teacher={named} was trained with env.potential={was}, and this run has {here}: make them equal")
-    new = run.agent.heads.pinned.keys() - config.agent.heads.pinned.keys() if run.agent.greedy else ()
-    if new:
-        free = " ".join(f"agent.heads.{head.name.lower()}=free" for head in sorted(new))
+    freed = run.agent.heads.pinned.keys() - config.agent.heads.pinned.keys() if run.agent.greedy else ()
+    if freed:
+        free = " ".join(f"agent.heads.{head.name.lower()}=free" for head in sorted(freed))
         raise ConfigError(f"agent.teacher={named} was trained without {free}: leave that out here, or train the teacher with it")
-    if not begun and not done:
+    if new and not done:
         raise ConfigError(f"agent.teacher={named} has not finished an update: let it learn first")
-    if not begun and done < run.updates:
+    if new and newest and done < run.updates:
         text = f"agent.teacher={named} has finished {done} of its {run.updates} updates, and teaches what it has learned so far"
         warnings.warn(text, Notice, stacklevel=2)
 
@@ -154,6 +157,10 @@ def _checkpoint(named: str) -> Path | None:
     """
     if named in (agents := standalone_agents()):
         return None
+    if named in GROUPS["agent"] and not Path(named).is_dir():
+        raise ConfigError(
+            f"agent.teacher={named} must be trained first: run agent={named} hydra.run.dir=FOLDER, and set agent.teacher=FOLDER"
+        )
     if not may_hold_checkpoint(named):
         known = f"the folder of a run nor an agent that needs no training ({', '.join(agents)})"
         raise ConfigError(f"agent.teacher={named} is neither {known}{did_you_mean(named, list(agents))}")

@@ -160,11 +160,14 @@ def test_a_teacher_that_is_still_learning_is_named(tmp_path: Path) -> None:
         ready(taught)
     save_teacher(tmp_path, 2)
     ready(taught)
+    best = tmp_path / "checkpoints" / "checkpoint_000001.pt"
+    ready(config(f"agent.teacher={best}"))
 
 
 @pytest.mark.parametrize(
     ("trained", "taught", "sentence"),
     [
+        (None, ["agent.teacher=bandit"], r" must be trained first: run agent=bandit hydra\.run\.dir=FOLDER, and set .*=FOLDER"),
         (None, ["agent.teacher=heuristc"], r" is neither .*\); did you mean heuristic\?"),
         (["agent=schedule", "agent.slot=2", "slots=all"], ["slots=one"], ".*agent.slot=2 is not in use: choose from .*"),
         (
