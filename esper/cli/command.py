@@ -40,6 +40,8 @@ from esper.training.config_io import to_plain
 from esper.training.resume import continued
 from esper.training.run_folder import create, only_writer
 
+HERE = ("joblib", "submitit_local")
+"""Launchers whose runs are processes on this machine."""
 USER_ERRORS = (ConfigError, TaskError, RewardError, FileError, DiskError, TrackerError, ClusterError, FloatingPointError)
 """Errors whose message is written for the user; the last is raised for hosts and policies that diverge. Any other error is a bug
 and keeps its traceback."""
@@ -279,7 +281,9 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
         rehearsal.end(configs[0].title() if shown and not many else "", shows=shown)
     # A config that is only printed, or that a launcher sends to other machines, need not run on this one.
     asked, arms = list[object](), 0
-    for config in () if show or any(override.startswith("hydra/launcher=") for override in overrides) else configs:
+    here = [f"hydra/launcher={name}" for name in HERE]
+    elsewhere = any(override.startswith("hydra/launcher=") and override not in here for override in overrides)
+    for config in () if show or elsewhere else configs:
         if config.resume is not None:
             if Path(config.resume) != folder:
                 raise ConfigError(f"a run is resumed in its own folder: leave out hydra.run.dir={folder}")

@@ -152,6 +152,12 @@ class Design:
         """Return one cell of every arm."""
         return [self._cell(arm, 0) for arm in self.arms]
 
+    def taught_by_block(self) -> list[Cell]:
+        """Return the cells of later blocks that have a teacher of their own."""
+        named = ("agent.teacher=", "+agent.teacher=")
+        own = {arm for arm in self.arms for one in self._cell(arm, 0).overrides if one.startswith(named) and "${" in one}
+        return [cell for cell in self.cells if cell.block and cell.arm in own]
+
     def _cell(self, arm: str, block: int) -> Cell:
         overrides = [*self.common, *self.arms[arm], f"seed={_draw(self.root, 'block', block)}"]
         if self.vary_split:

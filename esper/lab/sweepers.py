@@ -45,12 +45,14 @@ class BlockSweeper(CellSweeper):
 
     @staticmethod
     def preview(hydra: DictConfig, common: Sequence[str]) -> list[list[str]]:
-        """Return the overrides of one run of every arm, so that plan and arms are checked before the first run starts."""
+        """Return the overrides of one run of every arm, then of later blocks' runs that have teachers of their own, so that all
+        are checked before the first run starts."""
         if find_spec("pandas") is None:
             raise ConfigError("experiments need pandas: install the extra compare, as in pip install -e '.[compare]'")
         from esper.lab.plan import experiment
 
-        return [list(cell.overrides) for cell in experiment(hydra, common).firsts()]
+        found = experiment(hydra, common)
+        return [list(cell.overrides) for cell in (*found.firsts(), *found.taught_by_block())]
 
     @staticmethod
     def check(hydra: DictConfig, common: Sequence[str], configs: Sequence[Config]) -> None:
@@ -60,7 +62,7 @@ class BlockSweeper(CellSweeper):
         found = experiment(hydra, common)
         if not (Path(hydra.sweep.dir) / FILE).exists():  # an experiment that has begun is resumed as it is
             _check_measured(found.plan.outcome, configs)
-            check_arms(found, configs)
+            check_arms(found, configs[: len(found.arms)])
 
     def sweep(self, arguments: list[str]) -> Any:
         from esper.lab import scoring_time

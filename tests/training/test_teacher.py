@@ -15,6 +15,7 @@ from esper.cli.overrides import check
 from esper.cli.readiness import ready
 from esper.cli.transfer import transferred
 from esper.config import ConfigError
+from esper.lab.design import draw_seeds
 from esper.training.config_io import from_plain
 from esper.training.resume import continued
 from esper.training.trainer import Trainer
@@ -95,6 +96,19 @@ def test_a_taught_policy_is_transferred_and_loaded_without_its_teacher(policy: P
     assert transferred(saved, ["steps=8"]).steps == 8
     with pytest.raises(ConfigError, match=r"^agent\.teacher="):
         ready(saved)
+
+
+@pytest.mark.parametrize("launcher", [[], ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]])
+def test_the_teacher_of_every_block_is_checked_before_the_first_run(policy: Path, tmp_path: Path, launcher: list[str]) -> None:
+    seeds = draw_seeds(3, 2)
+    policy.rename(tmp_path / str(seeds[0]))
+    arms = f"arms={{imitating: 'agent.teacher={tmp_path}/${{seed}}', alone: agent=ppo}}"
+    words = ["sweep=ab", "blocks=2", "root=3", "aa_control=false", "outcome=return", arms, *SANDBOX, "updates=1"]
+    sweep = command.spelled_out([*words, *launcher, f"hydra.sweep.dir={tmp_path / 'sweep'}"])
+    with pytest.raises(ConfigError, match=rf"^agent\.teacher={tmp_path}/{seeds[1]} is neither"):
+        command._look_ahead(sweep, "config", many=True, show=False)
+    shutil.copytree(tmp_path / str(seeds[0]), tmp_path / str(seeds[1]))
+    command._look_ahead(sweep, "config", many=True, show=False)
 
 
 def test_a_longer_run_does_not_imitate_again_and_needs_no_teacher_any_more(policy: Path, tmp_path: Path) -> None:
