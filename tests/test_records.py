@@ -58,6 +58,17 @@ def policy_record(outcome: str) -> pd.DataFrame:
     return values("2026-11-22_policy", outcome).assign(fixed_seed=fixed_seed(outcome), bandit=bandit)
 
 
+def percent(share: tuple[float, float, float]) -> list[int]:
+    """Return a share and its interval [%]."""
+    return [round(100 * part) for part in share]
+
+
+def shown(differences: pd.Series, unit: str = "") -> str:
+    """Return the mean of paired differences, in a unit, and its interval as far as the closing bracket."""
+    found = sign_flip(differences.dropna().to_numpy()).interval
+    return f"{found.mean:.1f}{unit} ({found.low:.1f} to {found.high:.1f}"
+
+
 def assert_interval(shown: str, differences: pd.Series) -> None:
     """Assert that a text such as `11.4 (10.1 to 12.7)` holds the mean of paired differences and its interval."""
     mean, low, high = (float(number) for number in re.findall(r"-?\d+\.\d+", shown))
@@ -93,8 +104,10 @@ def test_sentences_of_the_results() -> None:
     assert f"One large seed in every host reaches {means['fixed_seed']:.1f} %" in README
     assert int(own) == round(policy_record("parameters")["ppo"].mean())
     assert f"(`ppo`), the default** | {own} | {means['ppo']:.1f} | | |\n" in README
-    mean = policy_record("return").mean()
-    assert int(share) == round(100 * (mean["ppo"] - mean["wait"]) / (mean["oracle"] - mean["wait"]))
+    told = {arm: percent(closed(policy_record("return"), arm, ["wait"], "oracle")) for arm in ("ppo", "bandit")}
+    assert f"{share} % of the way from never growing to the oracle ({told['ppo'][1]} to {told['ppo'][2]})" in README
+    assert int(share) == told["ppo"][0]
+    assert "the bandit {} % ({} to {})".format(*told["bandit"]) in README
 
 
 def test_sentence_on_rewards() -> None:
@@ -153,6 +166,9 @@ def test_the_table_of_policies_in_worlds_is_that_of_the_studies() -> None:
         means = [f"{table[arm].mean():.1f}" for arm in ("bandit", "fixed", "react", "react_bandit", "ppo", "forest", "oracle")]
         row = " | ".join([*means, f"{100 * share:.0f} % ({100 * low:.0f} to {100 * high:.0f}) |"])
         assert f"{study}/README.md) | {row}\n" in page
+        assert "{} % ({} to {})".format(*percent(closed(table, "ppo", ["react_bandit"], "oracle"))) in page
+    accuracy = values("2026-11-23_drift_study", "accuracy")
+    assert shown(accuracy["mlp"] - accuracy["ppo"], " pp more test accuracy") in page
 
 
 def test_the_third_study_tells_its_numbers() -> None:
@@ -163,6 +179,12 @@ def test_the_third_study_tells_its_numbers() -> None:
     for rival, (mean, low, high) in differences[["mean", "low", "high"]].iterrows():
         assert f"| {table[rival].mean():.2f} |" in text
         assert f"| {mean:.2f} ({low:.2f} to {high:.2f}) |" in text
+    rival = table.assign(constant=pd.read_csv(folder / "constant.csv").set_index("block")["return"])
+    log = page_of(ROOT / "experiments" / "LOG.md")
+    lead, page = rival["late"] - rival["constant"], page_of(WORLDS)
+    assert f"leads the schedule that PPO found ([below](#what-a-policy-is-worth-there)) by only {shown(lead, ' points')};" in page
+    assert f"the best schedule known by only {shown(lead)})" in log
+    assert "PPO closes {} % of the gap ({} to {})".format(*percent(closed(rival, "ppo", ["constant"], "oracle"))) in page
     for policy, oracle in (("ppo", "oracle"), ("ppo", "late"), ("react_bandit", "oracle"), ("react_bandit", "late")):
         share, low, high = (round(100 * part) for part in closed(table, policy, RIVALS, oracle))
         assert re.search(rf"{share} % (of it )?\({low} to {high}\)", text), (policy, oracle)
@@ -236,7 +258,9 @@ def test_the_record_of_the_oracle_of_arrivals_tells_its_numbers() -> None:
         told = f" | {interval((table['oracle'] - table[arm]).to_numpy())} |"
         assert re.search(rf"\| {table[arm].mean():.2f} \| [\d,]+{re.escape(told)}\n", text), arm
     lead = (table["oracle"] - table["react"]).mean()
-    assert f"leads by {lead:.1f} points" in page_of(WORLDS)
+    page = page_of(WORLDS)
+    assert f"leads by {lead:.1f} points" in page
+    assert shown(table["wait"] - table["bandit"], " points less than never growing") in page
 
 
 def test_the_record_of_foresight_tells_its_numbers() -> None:

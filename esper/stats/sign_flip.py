@@ -46,30 +46,31 @@ def sign_flip(differences: npt.ArrayLike, *, confidence: float = 0.95) -> SignFl
         low, high = -math.inf, math.inf
     else:
         low, high = (_end(values, float(far), level) for far in (values.min(), values.max()))
-    return SignFlip(_p(values), Interval(float(values.mean()), low, high))
+    return SignFlip(p_value(values), Interval(float(values.mean()), low, high))
 
 
 def _end(values: Float64Array, far: float, level: float) -> float:
     """Return the end of the interval on the side of `far`, the least or greatest value, by bisection between it and the mean."""
-    if _p(values - far) > level:
+    if p_value(values - far) > level:
         return far
     held, rejected, theta = float(values.mean()), far, 0.0  # 0 first: p and the interval then agree on it
     if not min(held, rejected) < 0 < max(held, rejected):
         theta = (held + rejected) / 2
     for _ in range(HALVINGS):
-        held, rejected = (theta, rejected) if _p(values - theta) > level else (held, theta)
+        held, rejected = (theta, rejected) if p_value(values - theta) > level else (held, theta)
         theta = (held + rejected) / 2
     return held
 
 
-def _p(values: Float64Array) -> float:
-    """Return the share of all 2^n sign patterns s with |sum(s d)| >= |sum(d)|.
+def p_value(differences: npt.ArrayLike) -> float:
+    """Return the two-sided p value of a mean of 0 `[n]`: the share of all 2^n sign patterns s with |sum(s d)| >= |sum(d)|.
 
     A pattern reaches |sum(d)| if the smaller of its two totals, of positive and of negative terms, is at most that of the data.
     So p counts subsets of the absolute differences by their sum: by enumeration if there are few, else by dynamic programming
     over `CELLS` sums (Pagano, Tritchler 1983). Rounding down makes p too large by about 1 %, never too small. Sums are shares
     of the reached one, since in shares of all, one large difference would round the small ones to 0.
     """
+    values = np.asarray(differences, dtype=np.float64)
     size = np.abs(values)
     whole = float(size.sum())
     against = (whole - abs(float(values.sum()))) / 2
