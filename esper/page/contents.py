@@ -10,9 +10,10 @@ from typing import Any
 from esper.cli.help import as_typed
 from esper.cli.overrides import config_of
 from esper.config import Config, ConfigError
+from esper.lab.evaluated import best_baseline, oracle_sentence
 from esper.lab.evaluation import ORACLE
 from esper.page import best, costs, findings, lead
-from esper.page.curves import HEALTH, SHOWN, Chart, curves, reward_tags
+from esper.page.curves import HEALTH, SHOWN, Chart, curves, reward_tags, taught
 from esper.page.evaluations import Evaluated, controllers, evaluations, head, largest, richest
 from esper.page.lead import Grown
 from esper.page.packing import packed, selection
@@ -77,6 +78,8 @@ class Contents:
     evaluations: list[str]
     """Files of the other evaluations, of any of the run's policies."""
     curves: dict[str, list[Chart]]
+    taught: int
+    """Last update in which the policy imitated its teacher; 0 without one."""
     seeds: tuple[str, str, list[list[str]]]
     """Table of seeds by blueprint, slot and kind: whose hosts, legend, rows; no rows without hosts that train."""
     terms: list[Chart]
@@ -130,7 +133,7 @@ def gather(folder: Path, hosts: int | None = None) -> Contents:
             part=part,
             host=prices.get("host", {}),
             baseline=baseline,
-            oracle=findings.oracle_sentence(evaluated.report) if evaluated and evaluated.update == after else "",
+            oracle=oracle_sentence(evaluated.report) if evaluated and evaluated.update == after else "",
         ),
         failures=lead.failures(shown, score=score, training=lead.rollbacks(records)) if shown else [],
         mistakes=list(history[-1].get("mistakes") or []) if history else [],
@@ -144,6 +147,7 @@ def gather(folder: Path, hosts: int | None = None) -> Contents:
         oracle=evaluated is not None and ORACLE in evaluated.report["hosts"],
         evaluations=[one.file for one in found if one is not evaluated],
         curves=_curves(records, score, config),
+        taught=taught(records),
         seeds=_seeds(folder, tables, update, score),
         terms=curves(records, reward_tags(records), score),
         traces=traces,
@@ -203,9 +207,9 @@ def _most_hosts(shown: Grown | None, update: int, evaluated: Evaluated | None) -
 
 
 def _baseline(evaluated: Evaluated | None, update: int) -> tuple[str, Interval, int] | None:
-    """Return the best baseline of an evaluation of the policy after this update, see `findings.best_baseline`; None if that is
+    """Return the best baseline of an evaluation of the policy after this update, see `best_baseline`; None if that is
     never growing, with which the page compares anyway."""
-    found = findings.best_baseline(evaluated.report) if evaluated and evaluated.update == update else None
+    found = best_baseline(evaluated.report) if evaluated and evaluated.update == update else None
     return found if found and found[0] != NEVER else None
 
 
@@ -260,7 +264,7 @@ def _cards(
         name, difference, hosts = baseline
         where = "" if hosts == grown.hosts else f", on {counted(hosts, 'host')}"
         label = f"points of return beyond the best baseline, {name}{where}"
-        cards.insert(2, findings.Card(value=findings.signed(difference), label=label))
+        cards.insert(2, findings.Card(value=difference.signed, label=label))
     return cards
 
 

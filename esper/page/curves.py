@@ -13,6 +13,8 @@ WIDTH, HEIGHT = 250, 110
 LEFT, RIGHT, TOP, BOTTOM = 54, 8, 9, 20
 
 HEALTH = "Learning health"
+IMITATES = "policy/imitation_loss"
+"""Metric of the updates in which the policy imitates its teacher."""
 SHOWN = {
     "Result": ("policy/return", "host/committed_accuracy", "host/parameters_grown", "search/best_return", "bandit/explained"),
     "Growth": ("host/seeds_germinated", "host/seeds_fossilized", "host/seeds_pruned", "action/wait"),
@@ -21,6 +23,7 @@ SHOWN = {
         "policy/entropy",
         "policy/kl",
         "policy/clip_fraction",
+        IMITATES,
         "audit/goodhart",
         "audit/ransomware",
     ),
@@ -65,6 +68,11 @@ def curves(records: Sequence[Mapping[str, float]], tags: Sequence[str], score: s
     return [one for tag in tags if (one := _curve(records, tag, score, healthy))]
 
 
+def taught(records: Sequence[Mapping[str, float]]) -> int:
+    """Return the last update in which the policy imitated its teacher; 0 without one."""
+    return max((int(record["update"]) for record in records if math.isfinite(record.get(IMITATES, math.nan))), default=0)
+
+
 def reward_tags(records: Sequence[Mapping[str, float]]) -> list[str]:
     """Return the tags of the reward terms that ever differ from 0, by their mean magnitude over the updates, largest first."""
     size: dict[str, float] = {}
@@ -79,7 +87,7 @@ def _curve(records: Sequence[Mapping[str, float]], tag: str, score: str, healthy
     points = [(record["update"], record[tag]) for record in records if tag in record and math.isfinite(record[tag])]
     if not points:
         return None
-    svg = _svg(points)
+    svg = _svg(points, taught(records))
     row = metric(tag)
     unit = "" if row.unit in ("1", "count") else f" [{'points' if row.unit == 'reward' else row.unit}]"
     name = in_terms_of(score, tag.partition("/")[2].replace("_", " "))
@@ -94,8 +102,8 @@ def _curve(records: Sequence[Mapping[str, float]], tag: str, score: str, healthy
     )
 
 
-def _svg(points: Sequence[tuple[float, float]]) -> str:
-    """Return a curve of updates and values as SVG."""
+def _svg(points: Sequence[tuple[float, float]], shaded: int) -> str:
+    """Return a curve of updates and values as SVG, with the background of the updates up to `shaded` in grey."""
     updates, values = zip(*points, strict=True)
     (low, high), (begin, end) = (min(values), max(values)), (updates[0], updates[-1])
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
@@ -107,6 +115,9 @@ def _svg(points: Sequence[tuple[float, float]]) -> str:
         return TOP + (bottom - TOP) * (1 - (value - low) / (high - low) if high > low else 0.5)
 
     parts = [f'<path class="axes" d="M{LEFT},{TOP}V{bottom}H{right}"/>']
+    if begin <= shaded and begin < end:
+        edge = min(x(shaded + 0.5), right)  # between the last update of imitation and the first one without
+        parts.insert(0, f'<rect class="taught" x="{LEFT}" y="{TOP}" width="{edge - LEFT:.1f}" height="{bottom - TOP}"/>')
     if low < 0 < high:
         parts.append(f'<path class="axes zero" d="M{LEFT},{y(0):.1f}H{right}"/>')
     for value in dict.fromkeys((high, low)):

@@ -1,0 +1,31 @@
+"""Curves of metrics: what they mark besides the values."""
+
+import re
+
+import pytest
+
+from esper.page.curves import IMITATES, LEFT, RIGHT, WIDTH, curves, taught
+
+
+def records(imitating: int, updates: int = 5) -> list[dict[str, float]]:
+    """Return records of a run that imitates a teacher at first; the metric is NaN later, as in a resumed run."""
+    return [
+        {"update": u, "policy/return": float(u), IMITATES: 1 / u if u <= imitating else float("nan")}
+        for u in range(1, updates + 1)
+    ]
+
+
+@pytest.mark.parametrize(("imitating", "share"), [(1, 0.125), (3, 0.625), (5, 1.0)])
+def test_the_updates_of_imitation_are_shaded(imitating: int, share: float) -> None:
+    found = records(imitating)
+    assert taught(found) == imitating
+    (chart,) = curves(found, ["policy/return"], "accuracy")
+    (width,) = re.findall(r'class="taught" x="\d+" y="\d+" width="([\d.]+)"', chart.svg)
+    assert float(width) == pytest.approx(share * (WIDTH - RIGHT - LEFT), abs=0.1)
+
+
+def test_nothing_is_shaded_without_a_teacher() -> None:
+    found = records(0)
+    assert taught(found) == 0
+    assert [chart.tag for chart in curves(found, ["policy/return", IMITATES], "accuracy")] == ["policy/return"]
+    assert "taught" not in curves(found, ["policy/return"], "accuracy")[0].svg
