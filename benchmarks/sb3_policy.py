@@ -11,8 +11,8 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from esper.agent.ppo.ppo import PPOConfig
-from esper.env.actions import Observation
 from esper.env.sandbox_rules import SandboxRules
+from esper.env.spec import Observation
 from tests.behaviour.sandbox import Sandbox
 
 BLUEPRINTS = len(SandboxRules().rent_K)

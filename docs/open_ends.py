@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 TESTS = {
     "drivers": ("tests/wrappers/test_examples.py", "test_examples_run"),
     "training loops": ("tests/wrappers/test_examples.py", "test_networks_of_other_loops_grow"),
-    "exports": ("tests/lab/test_exported.py", "test_files_compute_the_same_without_esper"),
+    "exports": ("tests/evaluation/test_exported.py", "test_files_compute_the_same_without_esper"),
     "trackers": ("tests/telemetry/test_tracker_examples.py", "test_an_example_runs"),
     "launchers": ("tests/lab/test_launch.py", "test_launchers_run_alike_and_a_failure_ends_no_other_run"),
     "outside parts": ("tests/outside/test_example.py", "test_a_part_ran"),

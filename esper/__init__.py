@@ -21,8 +21,8 @@ PUBLIC = {
     "make_env": "esper.wrappers.hosts",
     "make_vec_env": "esper.wrappers.hosts",
     "grow": "esper.wrappers.grow",
-    "grown_network": "esper.lab.regrow",
-    "save_policy": "esper.lab.bundle",
+    "grown_network": "esper.evaluation.regrow",
+    "save_policy": "esper.evaluation.bundle",
     "load_policy": "esper.wrappers.policy",
 }
 """Public name -> module that defines it, imported on first use, so that `import esper` stays light."""

@@ -11,6 +11,7 @@ tensors and primitives.
 import errno
 import hashlib
 import io
+import json
 import os
 import re
 import warnings
@@ -280,6 +281,11 @@ def digest_of(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(-64, os.SEEK_END)
         return file.read().decode()
+
+
+def fingerprint(value: Any) -> str:
+    """Return the SHA-256 of a value as JSON with sorted keys, as sha256sum prints it."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def encode(state: Mapping[str, Any]) -> bytes:

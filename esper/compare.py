@@ -22,23 +22,22 @@ if __name__ == "__main__":
 from rich.console import Console
 
 from esper.cli.command import in_one_sentence, load_parts, load_recorded, warn_plainly
-from esper.cli.keyvalue import page, read_overrides, show_help
+from esper.cli.keyvalue import page, read_overrides, show_help, split_folders
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import ConfigError
-from esper.lab.plan import agreed, planned, record_look
-from esper.lab.runs import OUTCOMES, CompareConfig
+from esper.lab.looks import agreed, planned, record_look
+from esper.lab.outcomes import OUTCOMES, CompareConfig
 from esper.plugins import split_plugins
 from esper.training.run_folder import writing_reports
 
 
 def parse(arguments: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
-    """Return folders, config and evaluation overrides; an argument with = that is not the name of a folder is a key.
+    """Return folders, config and evaluation overrides.
 
     Raises:
         ConfigError: the arguments do not describe a comparison.
     """
-    folders = [Path(argument) for argument in arguments if "=" not in argument or Path(argument).is_dir()]
-    settings = [argument for argument in arguments if "=" in argument and not Path(argument).is_dir()]
+    folders, settings = split_folders(arguments)
     overrides = [argument for argument in settings if is_run_override(argument)]
     if seed := next((argument for argument in overrides if argument.startswith("seed=")), None):
         raise ConfigError(f"{seed} would score all runs on the same hosts: remove it, since each run has its own held-out hosts")

@@ -32,7 +32,7 @@ from esper.cli.transfer import TRANSFERABLE
 from esper.config import ALIASES, BROUGHT, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean
 from esper.evaluate import EvaluateConfig
 from esper.export import ExportConfig
-from esper.lab.runs import CompareConfig
+from esper.lab.outcomes import CompareConfig
 from esper.plugins import load_plugins
 from esper.report import ReportConfig
 from esper.sweeps import SWEEPS

@@ -15,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from esper.agent.base import AgentConfig
+from esper.agent.base import AgentConfig, remedy
 from esper.agent.table import AGENTS
 from esper.buffer.base import BufferConfig
 from esper.buffer.on_policy import RolloutConfig
@@ -34,8 +34,7 @@ from esper.governor.watchdog import StrictWatchdogConfig, TolerantWatchdogConfig
 from esper.grammar import read_device_keys
 from esper.hosts.base import HostConfig
 from esper.hosts.table import HOSTS
-from esper.lifecycle.gates import GatesConfig, StrictConfig
-from esper.lifecycle.operations import check_gates, shortest_life
+from esper.lifecycle.gates import GatesConfig, StrictConfig, check_gates, shortest_life
 from esper.lifecycle.roles import Incubation
 from esper.lifecycle.slots import (
     DeepConfig,
@@ -185,7 +184,7 @@ class Config(Chosen):
         self.agent.check_run(blueprints=names, steps=self.steps, hosts=self.hosts, incubates=incubates)
         self.agent.check_buffer(self.buffer, self.choice("buffer"))
         self.agent.check_slots(self.slots)
-        self.env.check_run(slots=self.slots, gates=self.gates, heads=self.agent.heads, steps=self.steps)
+        self.env.check_run(slots=self.slots, heads=self.agent.heads, steps=self.steps)
         self._check_senses()
         self._check_gates()
 
@@ -214,11 +213,7 @@ class Config(Chosen):
             raise ValueError("env.timetable=true needs events, and task.events.kinds is empty: list some, or remove it")
         if unseen := self.agent.unseen(self.env):
             agent, env = self.choice("agent"), self.choice("env")
-            raise ValueError(f"agent={agent} reads {unseen}, and this env={env} has none: choose another agent")
-        if self.agent.needs_timetable and not getattr(self.env, "timetable", False):
-            raise ValueError(
-                f"agent={self.choice('agent')} needs the timetable of events: add env.timetable=true, with a task that has events"
-            )
+            raise ValueError(f"agent={agent} reads {unseen}, and this env={env} has none: {remedy(unseen, 'agent')}")
 
 
 GROUPS: dict[str, dict[str, type]] = {
@@ -282,27 +277,12 @@ MANY = ("blueprint", "devices")
 ALIASES = {"reward_mode": "reward"}
 """Second name of a group -> the group."""
 
-FORMER = {
-    **dict.fromkeys(("telemetry.console", "telemetry.tensorboard", "telemetry.jsonl"), "telemetry.writers"),
-    "task.host_optimiser": "optimiser",
-    "task.seed_optimiser.momentum": "optimiser.momentum",
-    "task.seed_optimiser": "optimiser.seeds",
-    "task.host": "host",
-    "again": "aa_control",
-    "preregistration": "plan",
-    "judge_hosts": "score_hosts",
-    "rivals": "baselines",
-    "catastrophes": "rollbacks",
-    "tune": "the keys to tune, as in agent.hidden=32,64,128",
-}
-"""Former key of any command, or outcome -> its name."""
+FORMER = {"again": "aa_control", "rivals": "baselines", "catastrophes": "rollbacks"}
+"""Key or outcome in recorded commands and tables -> its name now."""
 
 _BESIDE = Path(__file__).parent / "conf"
 CONF = _BESIDE if _BESIDE.is_dir() else Path(__file__).parent.parent / "conf"
 """Folder of the YAML files: inside the package if installed from a wheel, else at the top of the checkout."""
-
-CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints in a run's folder."""
 
 
 class ConfigError(ValueError):
@@ -360,10 +340,7 @@ def root_key(override: str) -> str:
 
 def renamed(key: str) -> str | None:
     """Return a sentence with the current name of a former key, or None."""
-    for old, new in FORMER.items():
-        if f"{key}.".startswith(f"{old}."):
-            return f"there is no key {key} any more: write {new}{key.removeprefix(old)}"
-    return None
+    return f"there is no key {key} any more: write {FORMER[key]}" if key in FORMER else None
 
 
 def typed(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> Config:

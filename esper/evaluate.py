@@ -30,21 +30,20 @@ from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides, show_help
 from esper.cli.overrides import config_of
 from esper.cli.transfer import TRANSFERABLE, is_run_override
-from esper.config import CHECKPOINTS, ConfigError, standalone_agents, unknown_controller
-from esper.lab.evaluated import figure, show, show_details, verdict, write_new
-from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
-from esper.lab.journal import LATENCY, Journal
-from esper.lab.per_host import OBJECTIVES, HostSearch, check_method, names
-from esper.lab.progress import Progress
+from esper.config import ConfigError, standalone_agents, unknown_controller
+from esper.evaluation.held_out import POLICIES, REPLAY, Evaluation, summarise
+from esper.evaluation.journal import LATENCY, Journal
+from esper.evaluation.per_host import OBJECTIVES, HostSearch, check_method, names
+from esper.evaluation.presentation import baseline_sentence, figure, oracle_sentence, show, show_details, verdict, write_new
+from esper.evaluation.progress import Progress
 from esper.notices import StatusLine, heard_by, notice
-from esper.page.findings import baseline_sentence, oracle_sentence
 from esper.page.page import write_page
 from esper.ranges import check_ranges
 from esper.telemetry.text import counted
 from esper.training.config_io import to_plain
 from esper.training.provenance import versions
 from esper.training.resume import find_checkpoint, may_hold_checkpoint, run_of
-from esper.training.run_folder import PAGE, writing_reports
+from esper.training.run_folder import CHECKPOINTS, PAGE, writing_reports
 
 
 @dataclass(kw_only=True, slots=True)
@@ -159,16 +158,17 @@ def main(arguments: list[str]) -> None:
             )
             notice()
         folder = run_of(evaluation.checkpoint)
-        evaluation.journal = _journal(folder, evaluation, asked)
+        settings = {name: value for name, value in asdict(asked).items() if name not in ("checkpoint", "details")}
+        evaluation.journal = _journal(folder, evaluation, settings)
         try:
-            report = _evaluate(evaluation, asked)
+            report = _evaluate(evaluation, asked, settings)
         except KeyboardInterrupt:
             command = f"python -m esper.evaluate {shlex.join(typed)}"
             print(f"esper: interrupted; {_results(evaluation.journal.kept)}; resume with: {command}", file=sys.stderr)
             sys.exit(130)
         score = evaluation.config.task.build_objective().score
         _display(report, asked, score)
-        _write(report, folder, evaluation, asked)
+        _write(report, folder, evaluation, asked, score)
         evaluation.journal.remove()
         if (folder / CHECKPOINTS).is_dir() or (folder / PAGE).exists():
             print(f"page: {write_page(folder, hosts=0)}")
@@ -176,13 +176,13 @@ def main(arguments: list[str]) -> None:
             print(f"what it does, host by host: python -m esper.report {shlex.quote(str(folder))}")
 
 
-def _write(report: dict[str, Any], folder: Path, evaluation: Evaluation, asked: EvaluateConfig) -> None:
+def _write(report: dict[str, Any], folder: Path, evaluation: Evaluation, asked: EvaluateConfig, score: str) -> None:
     """Write the numbers and the figure of an evaluation, and print their paths."""
     parts = ["evaluation", f"{evaluation.updates:06d}", f"{asked.hosts}_hosts", f"episode{asked.episode}"]
     stem = "_".join(filter(None, [*parts, evaluation.transfer.slug]))
     with writing_reports(folder):
         out = write_new(folder, stem, report)
-        drawn = figure(report["rows"], asked.hosts, score=evaluation.config.task.build_objective().score)
+        drawn = figure(report["rows"], asked.hosts, score=score)
         if drawn:
             write_whole(out.with_suffix(".svg"), drawn + "\n")
     print(f"numbers: {out}", *([f"figure: {out.with_suffix('.svg')}"] if drawn else []), sep="\n")
@@ -195,9 +195,8 @@ def _refuse_bare_folder(arguments: list[str]) -> None:
             raise ConfigError(f"{argument} is given without a key: did you mean checkpoint={argument}?")
 
 
-def _journal(folder: Path, evaluation: Evaluation, asked: EvaluateConfig) -> Journal:
+def _journal(folder: Path, evaluation: Evaluation, settings: dict[str, Any]) -> Journal:
     """Return the journal of this evaluation, with what an earlier process kept, after a line about it."""
-    settings = {name: value for name, value in asdict(asked).items() if name not in ("checkpoint", "details")}
     code, config = versions(), to_plain(evaluation.config)
     facts = {"checkpoint": evaluation.digest, "code": code["source"], "plugins": code.get("plugins"), "config": config}
     facts |= evaluation.env.hparams()  # the fingerprint of the data
@@ -215,7 +214,7 @@ def _results(number: int) -> str:
     return f"{counted(number, 'result')} {'is' if number == 1 else 'are'} kept"
 
 
-def _evaluate(evaluation: Evaluation, asked: EvaluateConfig) -> dict[str, Any]:
+def _evaluate(evaluation: Evaluation, asked: EvaluateConfig, settings: dict[str, Any]) -> dict[str, Any]:
     """Return all numbers of an evaluation: settings, rows, and the outcomes of every host."""
     methods, transfer = asked.search_per_host, evaluation.transfer
     search = HostSearch(evaluation, by=asked.search_by, times=asked.search_times) if methods else None
@@ -227,7 +226,6 @@ def _evaluate(evaluation: Evaluation, asked: EvaluateConfig) -> dict[str, Any]:
     evaluation.progress.close()
     evaluation.env.close()
     searched = summarise({"policy": outcomes["policy"], **searches}, against="policy") if searches else []
-    settings = {name: value for name, value in asdict(asked).items() if name not in ("checkpoint", "details")}
     report: dict[str, Any] = {"title": title(evaluation), "seed": evaluation.config.seed, "episode": asked.episode}
     report |= {"settings": settings} | ({"transfer": asdict(transfer)} if transfer.slug else {})
     report |= ({"searches": searched} if searched else {}) | ({"unseen_kinds": evaluation.unseen} if evaluation.unseen else {})

@@ -17,16 +17,16 @@ if __name__ == "__main__":
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides, show_help
 from esper.cli.transfer import TRANSFERABLE, is_run_override, slug
-from esper.config import CHECKPOINTS, ConfigError, standalone_agents
-from esper.lab.bundle import export_program, write_bundle
-from esper.lab.evaluation import POLICIES
-from esper.lab.exported import FORMATS, write
-from esper.lab.regrow import regrow
+from esper.config import ConfigError, standalone_agents, unknown_controller
+from esper.evaluation.bundle import export_program, write_bundle
+from esper.evaluation.exported import FORMATS, write
+from esper.evaluation.held_out import POLICIES
+from esper.evaluation.regrow import regrow
 from esper.notices import StatusLine, heard_by, notice
 from esper.ranges import check_ranges
 from esper.training.config_io import from_plain
 from esper.training.resume import load_found, may_hold_checkpoint, run_of
-from esper.training.run_folder import EXPORT, files_of, writing_reports
+from esper.training.run_folder import CHECKPOINTS, EXPORT, files_of, writing_reports
 
 POLICY = "policy"
 """Format of the controller itself."""
@@ -62,7 +62,7 @@ class ExportConfig:
         if self.format == POLICY and (self.host, self.hosts, self.episode, self.controller) != (0, 64, 0, "policy"):
             raise ValueError("format=policy writes the policy itself: leave host, hosts, episode and controller out")
         if self.controller not in (known := [*POLICIES, *standalone_agents()]):
-            raise ValueError(f"controller={self.controller} is not known: choose from {', '.join(known)}")
+            raise ValueError(unknown_controller("controller", self.controller, known))
 
 
 def main(arguments: list[str]) -> None:
@@ -101,7 +101,8 @@ def main(arguments: list[str]) -> None:
         with writing_reports(run):
             worst = write(grown.network, grown.samples, folder, asked.format, about)
         seeds = ", ".join(f"{seed['blueprint']} in {seed['slot']}" for seed in about["seeds"]) or "no seeds"
-        print(f"host {asked.host} with {seeds}: test accuracy {about['test_accuracy']:.1f} %, {about['parameters']} parameters")
+        score = f"test {grown.config.task.build_objective().score} {about['test_accuracy']:.1f} %"
+        print(f"host {asked.host} with {seeds}: {score}, {about['parameters']} parameters")
         print(f"files: {folder}")
         error = f"have a relative error of at most {worst:.0e}" if worst else "are the same"
         print(f"reloaded, its outputs {error} on {len(grown.samples)} test samples")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
-from esper.cli.keyvalue import page, read_overrides, show_help
+from esper.cli.keyvalue import page, read_overrides, show_help, split_folders
 from esper.config import ConfigError
 
 
@@ -33,8 +33,7 @@ def parse(arguments: list[str]) -> tuple[list[Path], ReportConfig]:
     Raises:
         ConfigError: the arguments do not describe a page.
     """
-    folders = [Path(argument) for argument in arguments if "=" not in argument or Path(argument).is_dir()]
-    keys = [argument for argument in arguments if "=" in argument and not Path(argument).is_dir()]
+    folders, keys = split_folders(arguments)
     config = read_overrides(ReportConfig, keys)
     if not folders:
         raise ConfigError("no folder is given: name one, as in python -m esper.report multirun/single/...")

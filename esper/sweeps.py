@@ -3,15 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-BLOCK_SWEEPER = "hydra_plugins.esper_sweeps.BlockSweeper"
-
 
 @dataclass(kw_only=True, slots=True)
 class BlocksConfig:
     """An experiment in blocks with its analysis plan, run by `sweep=ab`; see `esper.lab.design`. Only `blocks` may change
     after the first run has started."""
 
-    _target_: str = BLOCK_SWEEPER
+    _target_: str = "hydra_plugins.esper_sweeps.BlockSweeper"
     arms: Any = None
     """Arms to compare: values of one key, as in 'reward: shaped,sparse', or overrides by the name of the arm."""
     blocks: int = 12

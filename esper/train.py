@@ -21,7 +21,7 @@ from esper.cli.failures import Failure, end, go_on, tolerate
 from esper.cli.overrides import typed_as
 from esper.cli.place import place_of
 from esper.cli.readiness import ready
-from esper.config import CHECKPOINTS, CONF, Config, typed
+from esper.config import CONF, Config, typed
 from esper.env.devices import take_turn
 from esper.env.shard_pool import limit_cores
 from esper.lab.launch import end_with_parent, run_context
@@ -31,7 +31,7 @@ from esper.plugins import load_plugins
 from esper.sweeps import TUNE_SWEEPER
 from esper.telemetry.writers import check_writers
 from esper.training.resume import continued
-from esper.training.run_folder import PAGE, files_after
+from esper.training.run_folder import CHECKPOINTS, PAGE, files_after
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")

@@ -24,6 +24,7 @@ from esper.seeds.bank import seed_module
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.cnn import ConvHeavyConfig, ConvLightConfig, DepthwiseConfig
 from esper.seeds.blueprints.plain import NormConfig
+from esper.seeds.slot_gradients import GradientHooks
 
 IMAGE_BLUEPRINTS = (NormConfig(), ConvLightConfig(), DepthwiseConfig(), ConvHeavyConfig())
 KINDS = ("ooo", "xoo", "oxx")
@@ -42,6 +43,17 @@ def variants(network: GrowingNetwork, x: Tensor, alpha_VMS: Any) -> Tensor:
     """Return the logits `[V, M, B, classes]` of a batch under V settings of all alphas, with shared computation."""
     forks = network.tree(alpha_VMS)
     return network.path_logits(x, forks)[torch.from_numpy(forks.path_VM)]
+
+
+def forward(network: GrowingNetwork, x: Tensor, hooks: GradientHooks | None = None) -> Tensor:
+    """Return the outputs `[M, B, K]` for a batch in the layout of its kind."""
+    with network._computed():
+        return network._through(network.host.bind(), network.active_S, x, network.members, hooks).logits()
+
+
+def optimiser_step(network: GrowingNetwork, progress: float = 0.0) -> None:
+    """Take one optimiser step for all that learns, at this share of the episode, which sets learning rates."""
+    network.update(*network.begin_step(progress))
 
 
 # ---- hosts and seeds of all layouts

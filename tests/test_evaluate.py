@@ -14,10 +14,9 @@ from rich.console import Console
 from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.evaluate import EvaluateConfig, _foreign_reward, growths, main, parse
-from esper.lab.evaluated import show, show_details, verdict, write_new
-from esper.lab.evaluation import HELD_OUT, ORACLE, SPENT, Choice, Evaluation, HostOutcomes, summarise
-from esper.lab.progress import Progress
-from esper.page.findings import oracle_sentence
+from esper.evaluation.held_out import HELD_OUT, ORACLE, SPENT, Choice, Evaluation, HostOutcomes, summarise
+from esper.evaluation.presentation import oracle_sentence, show, show_details, verdict, write_new
+from esper.evaluation.progress import Progress
 from esper.task.instances import Split
 from esper.training.resume import find_checkpoint
 from esper.training.trainer import Trainer
@@ -48,6 +47,15 @@ def test_the_policy_has_the_trained_weights(folder):
     trained = evaluation.controller("policy").state_dict()["network"]
     saved = evaluation.agent_state["network"]
     assert all(trained[name].equal(saved[name]) for name in saved)
+
+
+@pytest.mark.parametrize("name", ["ppo", "schedule_bandit", "nothing"])
+def test_an_untrained_agent_is_no_controller(folder, name):
+    """With fresh weights it would evaluate something that nobody asked for."""
+    evaluation = Evaluation.load(str(folder), hosts=2)
+    for asked in (lambda: evaluation.controller(name), lambda: evaluation.run([name])):
+        with pytest.raises(ConfigError, match=f"controller={name} .*choose from policy, policy_greedy"):
+            asked()
 
 
 def test_search_adds_the_best_schedule_the_oracle_and_the_best_static_net(folder):
@@ -218,7 +226,7 @@ def test_an_evaluation_never_replaces_another(tmp_path):
 
 def test_progress_prints_a_line_per_controller_with_the_time_left(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("esper.lab.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("esper.evaluation.progress.time.monotonic", lambda: now[0])
     file = StringIO()
     progress = Progress(3, file)
     for name in ("policy", "wait"):

@@ -11,7 +11,7 @@ from esper.cli.overrides import check
 from esper.config import GROUPS
 from esper.env.actions import FREE, VALUES, Head, HeadsConfig
 from esper.evaluate import EvaluateConfig
-from esper.lab.runs import OUTCOMES, CompareConfig
+from esper.lab.outcomes import OUTCOMES, CompareConfig
 from esper.lifecycle.roles import Incubation
 from esper.sweeps import SWEEPS
 from esper.telemetry.anomalies import AnomaliesConfig

@@ -23,6 +23,7 @@ ROWS = (
     ("plugins",),
     ("training",),
     ("cli",),
+    ("evaluation",),
     ("lab",),
     ("page",),
     ("wrappers",),
@@ -30,7 +31,7 @@ ROWS = (
     ("train", "evaluate", "compare", "report", "export", "completion", "__main__"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
-DOOR = {"grammar", "config", "training", "cli", "lab", "page", *ROWS[-1]}
+DOOR = {"grammar", "config", "training", "cli", "evaluation", "lab", "page", *ROWS[-1]}
 """Rooms that may know Hydra and OmegaConf."""
 MAX_LINES, MAX_FUNCTION = 400, 60
 LONG = {

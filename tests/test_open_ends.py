@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from docs.tables import open_ends
-from esper.lab.exported import FORMATS
+from esper.evaluation.exported import FORMATS
 from tests.outside.example import PARTS
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -199,13 +199,12 @@ def test_commands_on_the_pages_compose(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "multirun/README.md"])
-def test_links_and_files_on_the_pages_exist(page: str) -> None:
+def test_files_named_on_the_pages_exist(page: str) -> None:
     text = (ROOT / page).read_text()
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
     named = re.findall(r"`((?:esper|tests|docs|conf)/[\w/.]+|\w+\.(?:py|toml|txt))`", text)
     rooms = [ROOT, ROOT / "esper"]
     named = [name for name in named if name not in ("utils.py", "my_frugal.py")]  # one is forbidden, one the reader writes
-    assert not [name for name in (*links, *named) if not any((base / name).exists() for base in rooms)]
+    assert not [name for name in named if not any((base / name).exists() for base in rooms)]
 
 
 def test_experiments_run_from_any_folder(tmp_path: Path) -> None:
@@ -225,7 +224,7 @@ def test_a_run_loads_no_library_that_it_does_without(tmp_path: Path) -> None:
     slow += ["optuna", "ray"]
     code = (
         "import runpy, sys\n"
-        "sys.argv = 'esper.train agent=bandit hosts=2 steps=2 updates=1 telemetry=quiet hydra.run.dir=run'.split()\n"
+        "sys.argv = 'esper.train agent=react hosts=2 steps=2 updates=1 telemetry=quiet hydra.run.dir=run'.split()\n"
         "try: runpy.run_module('esper.train', run_name='__main__', alter_sys=True)\n"
         f"finally: print('loaded:', *sorted({set(slow)} & sys.modules.keys()))"
     )
@@ -249,12 +248,6 @@ def test_another_distribution_of_this_name_is_warned_of(monkeypatch: pytest.Monk
     monkeypatch.setattr(metadata, "distribution", lambda name: name)
     with pytest.warns(UserWarning, match="another distribution named esper"):
         importlib.reload(esper)
-
-
-def test_importing_the_package_imports_nothing_heavy() -> None:
-    code = "import sys, esper; print([name for name in ('torch', 'numpy', 'hydra') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 def test_the_citation_is_valid_and_of_this_version() -> None:

@@ -3,11 +3,12 @@
 import re
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from esper.checkpoint import load_run
-from esper.lab.evaluation import Evaluation, HostOutcomes
+from esper.evaluation.held_out import Evaluation, HostOutcomes
 
 ZOO = Path(__file__).parent.parent / "zoo"
 POLICIES = sorted(path.parent for path in ZOO.glob("*/policy.pt"))
@@ -27,9 +28,11 @@ KEPT = {"README.md", "config.yaml", "evaluation.json", "observation.json", "poli
 
 @cache
 def grown_by(name: str) -> HostOutcomes:
-    """Return what six hosts become with the most probable actions of a policy."""
-    evaluation = Evaluation.load(str(ZOO / name), hosts=6)
-    return evaluation.grow(evaluation.controller("policy_greedy"), greedy=True)
+    """Return what six hosts become with the most probable actions of a policy; without pretrained hosts of the user's cache."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", folder)
+        evaluation = Evaluation.load(str(ZOO / name), hosts=6)
+        return evaluation.grow(evaluation.controller("policy_greedy"), greedy=True)
 
 
 @pytest.mark.parametrize("folder", POLICIES, ids=lambda path: path.name)

@@ -12,7 +12,7 @@ from esper.cli.transfer import TRANSFERABLE
 from esper.config import BROUGHT, CONF, GROUPS, MANY, Config, standalone_agents
 from esper.evaluate import EvaluateConfig
 from esper.export import ExportConfig
-from esper.lab.runs import OUTCOMES, CompareConfig, OutcomeSpec
+from esper.lab.outcomes import OUTCOMES, CompareConfig, OutcomeSpec
 from esper.measure.counterfactuals import CounterfactualsConfig
 from esper.report import ReportConfig
 from esper.sweeps import SWEEPS

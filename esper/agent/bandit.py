@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.agent.base import AgentConfig, Learner
+from esper.agent.base import AgentConfig, Learner, check_choices
+from esper.agent.reading import choice_names, legal_choices, slot_features, step_number
 from esper.agent.regression import Model, Regression, choose
-from esper.agent.scripted.base import UniformArray, choice_names, draw, legal_choices, plant_and_keep, slot_features, step_number
+from esper.agent.scripted.base import UniformArray, draw, plant_and_keep
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State, Transition
-from esper.env.actions import EnvSpec, Head, Observation, Op
+from esper.env.actions import Head, Op
+from esper.env.spec import EnvSpec, Observation
 from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
 from esper.ranges import check_ranges
 
@@ -230,8 +232,11 @@ class Bandit(Learner):
 
     def _predict(self, context_nF: FloatArray) -> npt.NDArray[np.float64]:
         """Return the predicted return of each choice `[n, C]`, -inf where it was never tried."""
-        nothing_n = np.full(len(context_nF), -np.inf)
-        return np.stack([nothing_n if model is None else model.predict(context_nF) for model in self.models], axis=1)
+        nothing_n, x_nF = (
+            np.full(len(context_nF), -np.inf),
+            context_nF.astype(np.float64),
+        )  # single precision would blur predictions
+        return np.stack([nothing_n if model is None else model.predict(x_nF) for model in self.models], axis=1)
 
     def _context(self, observation: Observation) -> FloatArray:
         """Return the features from which returns are predicted `[N, F]`."""
@@ -275,7 +280,7 @@ class Bandit(Learner):
         target_n, followed_n = memory.going.astype(np.float64), ~np.isnan(memory.next_seen).any(axis=1)
         for sweep in range(1 + SWEEPS * bool(followed_n.any())):
             if sweep:
-                later_nC = np.where(memory.next_legal, self._predict(memory.next_seen), -np.inf)[followed_n]
+                later_nC = np.where(memory.next_legal[followed_n], self._predict(memory.next_seen[followed_n]), -np.inf)
                 target_n[followed_n] = memory.reward[followed_n] + memory.discount[followed_n] * later_nC.max(axis=1)
             self.models = [fit(memory.seen[one], target_n[one]) if len(one) else None for one in rows]
         metrics["decisions"] = float(len(memory.choice))
@@ -299,17 +304,11 @@ class Bandit(Learner):
         """
         saved = {"discount": torch.ones(len(state["choice"]))} | state
         memory = DecisionMemory(**{part.name: saved[part.name].numpy() for part in fields(DecisionMemory)})
-        count = memory.next_legal.shape[1]  # states of earlier versions do not name their choices
-        learned = state.get("choices", self.names if count == len(self.names) else [f"{count} choices"])
-        if memory.seen.shape[1:] != self._memory.seen.shape[1:] or learned != self.names:
+        check_choices(self, state["choices"], self.names)
+        if (context := state["context"]) != self._columns:
+            strange = ", ".join(name for name in context if name not in self._columns) or "fewer features, or in another order"
             raise ValueError(
-                f"the {type(self).__name__} learned to choose among {', '.join(learned)}, but here the choices are "
-                f"{', '.join(self.names)}, or the features differ: use it on hosts with the slots and blueprints of its run"
-            )
-        if (context := state.get("context", self._columns)) != self._columns:  # earlier versions do not name them
-            strange = ", ".join(name for name in context if name not in self._columns) or "the features in another order"
-            raise ValueError(
-                f"the {type(self).__name__} learned from {strange}, which is not observed here: use it on its own task"
+                f"the {type(self).__name__} learned from {strange}, and not from what is observed here: use it on its own task"
             )
         self._memory = memory
         if len(memory.choice):

@@ -13,8 +13,8 @@ from torch import nn
 
 from esper.buffer.base import Buffer, BufferConfig, Forfeit
 from esper.buffer.transition import Decision, State, Transition
-from esper.env.actions import EnvSpec, HeadsConfig, Observation
-from esper.env.observation import HOST_FEATURES, SLOT_FEATURES, RunScale
+from esper.env.actions import HeadsConfig
+from esper.env.spec import EnvSpec, Observation
 from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import BoolArray, IntArray
 from esper.ranges import check_ranges
@@ -151,7 +151,9 @@ class AgentConfig:
         """Return what the controller reads that an environment of this config does not provide; empty if nothing is missing."""
         if cls.needs_hosts and not env.has_hosts:
             return "measurements of hosts"
-        return "growth potential" if cls.needs_potential and not getattr(env, "potential", True) else ""
+        if cls.needs_potential and not getattr(env, "potential", True):
+            return "growth potential"
+        return "the timetable of events" if cls.needs_timetable and not getattr(env, "timetable", False) else ""
 
     @property
     def num_twins(self) -> int:
@@ -226,12 +228,18 @@ class AgentConfig:
         """
 
 
-def feature_scale(name: str) -> float:
-    """Return the scale of a feature, in its unit: the quantity that an observation encodes as 1. It must not depend on the
-    run."""
-    (scale,) = (feature.scale for feature in (*HOST_FEATURES, *SLOT_FEATURES) if feature.name == name)
-    assert not isinstance(scale, RunScale), f"the scale of {name} differs from run to run"
-    return scale
+def remedy(unseen: str, controller: str) -> str:
+    """Return what to do if an environment does not provide what a controller reads; see `AgentConfig.unseen`.
+
+    Args:
+        unseen: what it reads.
+        controller: what it is, such as teacher.
+    """
+    keys = {
+        "growth potential": "set env.potential=true, or ",
+        "the timetable of events": "add env.timetable=true, with a task that has events, or ",
+    }
+    return f"{keys.get(unseen, '')}choose another {controller}"
 
 
 def check_twins(hosts: int, twins: int, remedy: str = "agent.twins=1") -> None:
@@ -255,27 +263,33 @@ def check_offered(setting: str, blueprint: str, offered: Sequence[str]) -> None:
         raise ValueError(f"{setting} is not available: choose one of {', '.join(offered)}, or add it to blueprint")
 
 
+def check_choices(learner: object, learned: Sequence[str], here: Sequence[str]) -> None:
+    """Raise ValueError if a learner has learned to choose among other choices than those here."""
+    if list(learned) != list(here):
+        raise ValueError(
+            f"the {type(learner).__name__} learned to choose among {', '.join(learned)}, but here the choices are "
+            f"{', '.join(here)}: use it on hosts with the slots and blueprints of its run"
+        )
+
+
 def check_time(setting: str, at: int, steps: int) -> None:
     """Raise ValueError if a time is after the end of an episode of this many steps."""
     if at >= steps:
         raise ValueError(f"{setting} is after the end of the episode, steps={steps}: choose an earlier time, or raise steps")
 
 
-def slot_of_these_hosts(setting: str, slot: int, learned: Sequence[str] | None, here: Sequence[str]) -> int:
+def slot_of_these_hosts(setting: str, slot: int, learned: Sequence[str], here: Sequence[str]) -> int:
     """Return the number of a learned slot on these hosts.
 
     Args:
         setting: what names the slot, for the error message, as in "in the best schedule".
         slot: number of the slot on the hosts of the training.
-        learned: names of their slots; None in states of earlier versions, whose slots go by number.
+        learned: names of their slots.
         here: names of the slots of these hosts.
 
     Raises:
         ValueError: these hosts have no such slot.
     """
-    if learned is None:
-        check_slot(f"slot={slot} {setting}", slot, len(here))
-        return slot
     if learned[slot] not in here:
         known = ", ".join(here)
         raise ValueError(f"slot {learned[slot]} {setting} is not one of these hosts, which have {known}: use hosts with it")

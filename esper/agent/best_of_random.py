@@ -14,7 +14,8 @@ from esper.agent.base import AgentConfig, check_offered, check_time, slot_of_the
 from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.agent.search import Search
 from esper.buffer.base import Buffer
-from esper.env.actions import VALUES, EnvSpec, Head, Observation, Op, segments
+from esper.env.actions import VALUES, Head, Op, segments
+from esper.env.spec import EnvSpec, Observation
 from esper.ranges import check_ranges
 from esper.seeding import stream
 
@@ -116,7 +117,7 @@ class BestOfRandom(Search[list[ActionConfig]]):
             check_time(f"at={action.at} in the best schedule", action.at, self.spec.num_steps)
             if action.blueprint is not None:
                 check_offered(f"blueprint={action.blueprint} in the best schedule", action.blueprint, self.spec.blueprint_names)
-            slot = slot_of_these_hosts("in the best schedule", action.slot, state.get("slots"), self.spec.slot_names)
+            slot = slot_of_these_hosts("in the best schedule", action.slot, state["slots"], self.spec.slot_names)
             placed.append(replace(action, slot=slot))
         Search.load_state_dict(self, state)
         self.play(placed)

@@ -12,12 +12,11 @@ import torch
 
 from esper.agent.bandit import Bandit, BanditConfig
 from esper.agent.base import check_time
-from esper.agent.scripted.base import step_number
-from esper.agent.scripted.rule import underway
+from esper.agent.reading import step_number, underway
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
-from esper.env.actions import EnvSpec, Observation
 from esper.env.foresight import MOST_MOVES
+from esper.env.spec import EnvSpec, Observation
 from esper.lifecycle.stages import BoolArray, FloatArray
 from esper.ranges import check_ranges
 from esper.task.events import CLASSES

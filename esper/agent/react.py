@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from esper.agent.base import AgentConfig, check_offered, slot_of_these_hosts
-from esper.agent.scripted.base import offered, slot_features
+from esper.agent.reading import offered, slot_features
 from esper.agent.scripted.rule import Reaction, ReactRule
 from esper.agent.search import Search
 from esper.buffer.base import Buffer
-from esper.env.actions import EnvSpec, Observation, Op
+from esper.env.actions import Op
+from esper.env.spec import EnvSpec, Observation
 from esper.seeding import stream
 
 DROPS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -107,12 +108,9 @@ class React(Search[ReactRule]):
         """
         rule = ReactRule(**{field.name: state["best"][field.name] for field in fields(ReactRule)})
         if rule.slot is not None:
-            rule = replace(
-                rule, slot=slot_of_these_hosts("in the best rule", rule.slot, state.get("slots"), self.spec.slot_names)
-            )
+            rule = replace(rule, slot=slot_of_these_hosts("in the best rule", rule.slot, state["slots"], self.spec.slot_names))
         if rule.blueprint is not None:
-            names = state.get("blueprints", self.spec.blueprint_names)  # earlier versions: by number
-            name = names[rule.blueprint] if rule.blueprint < len(names) else str(rule.blueprint)
+            name = state["blueprints"][rule.blueprint]
             check_offered(f"blueprint={name} in the best rule", name, self.spec.blueprint_names)
             rule = replace(rule, blueprint=self.spec.blueprint_names.index(name))
         Search.load_state_dict(self, state)

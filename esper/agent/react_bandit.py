@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from esper.agent.bandit import Bandit, BanditConfig
-from esper.agent.scripted.rule import accuracy, underway
+from esper.agent.reading import accuracy, underway
 from esper.buffer.base import Buffer
-from esper.env.actions import EnvSpec, Observation
+from esper.env.spec import EnvSpec, Observation
 from esper.lifecycle.stages import BoolArray, FloatArray
 from esper.ranges import check_ranges
 

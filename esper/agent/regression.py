@@ -10,12 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from esper.agent import ridge
 from esper.lifecycle.stages import FloatArray
 
 Float64Array = npt.NDArray[np.float64]
 Samples = tuple[FloatArray, FloatArray]
 """Features `[n, F]` and values `[n]`."""
+PENALTIES = np.logspace(-3, 4, 15)
+"""Candidate penalties of ridge regressions, for features of variance 1."""
 TREES = 60
 """Trees of a forest. More: smoother predictions, longer fits."""
 LEAF = 3
@@ -52,12 +53,36 @@ def choose(model: Model, samples: Sequence[Samples]) -> tuple[Fit, dict[str, flo
     if model is Model.forest:
         error = sum(_left_out_error(*one) for one in enough)
         return _fit_forest, {"explained": 1 - error / spread if spread else float("nan")}
-    penalty, error = float(ridge.PENALTIES[-1]), 0.0
+    penalty, error = float(PENALTIES[-1]), 0.0
     if enough:
-        error_L = np.sum([ridge.loo_error(*one) for one in enough], axis=0)
-        penalty, error = float(ridge.PENALTIES[error_L.argmin()]), float(error_L.min())
+        error_L = np.sum([left_out_errors(*one) for one in enough], axis=0)
+        penalty, error = float(PENALTIES[error_L.argmin()]), float(error_L.min())
     explained = 1 - error / spread if spread else float("nan")
-    return partial(ridge.fit, penalty=penalty), {"explained": explained, "penalty": penalty}
+    return partial(fit_ridge, penalty=penalty), {"explained": explained, "penalty": penalty}
+
+
+def left_out_errors(x_nF: npt.ArrayLike, y_n: npt.ArrayLike) -> Float64Array:
+    """Return the sum of squared leave-one-out errors of ridge regressions with each penalty in `PENALTIES` `[L]`.
+
+    Features are standardised once: a penalty then means the same in every fit.
+    """
+    from sklearn.linear_model import RidgeCV  # takes a second to import
+
+    return _fitted(RidgeCV(PENALTIES, store_cv_results=True, gcv_mode="svd"), x_nF, y_n)[-1].cv_results_.sum(axis=0)
+
+
+def fit_ridge(x_nF: npt.ArrayLike, y_n: npt.ArrayLike, *, penalty: float) -> Any:
+    """Return a ridge regression on standardised features."""
+    from sklearn.linear_model import Ridge
+
+    return _fitted(Ridge(penalty, solver="svd"), x_nF, y_n)
+
+
+def _fitted(last: Any, x_nF: npt.ArrayLike, y_n: npt.ArrayLike) -> Any:
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), last).fit(np.asarray(x_nF, np.float64), np.asarray(y_n, np.float64))
 
 
 def _fit_forest(x_nF: npt.ArrayLike, y_n: npt.ArrayLike, *, judged: bool = False) -> Any:

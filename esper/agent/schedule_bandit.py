@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.agent.base import AgentConfig, Learner, check_time, check_twins
+from esper.agent.base import AgentConfig, Learner, check_choices, check_time, check_twins
 from esper.agent.bayesian import Float64Array, Posterior, fit
-from esper.agent.scripted.base import choice_names, legal_choices, offered, plant_and_keep, step_number
+from esper.agent.reading import choice_names, legal_choices, offered, step_number
+from esper.agent.scripted.base import plant_and_keep
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State, Transition
-from esper.env.actions import EnvSpec, Observation
+from esper.env.spec import EnvSpec, Observation
 from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
 from esper.ranges import check_ranges
 from esper.seeding import stream
@@ -187,11 +188,7 @@ class ScheduleBandit(Learner):
         Raises:
             ValueError: there are other slots or blueprints.
         """
-        if state["names"] != self.names:
-            raise ValueError(
-                f"the {type(self).__name__} learned to choose among {', '.join(state['names'])}, but here the choices are "
-                f"{', '.join(self.names)}: use it on hosts with the slots and blueprints of its run"
-            )
+        check_choices(self, state["names"], self.names)
         times = int(self.at_A.max()) + 1
         kept_n = state["at"] < times  # schedules that are too late here say nothing about the others
         seed_n, at_n = state["seed"][kept_n].numpy(), state["at"][kept_n].numpy()

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from esper.agent.base import Learner, Revisable
 from esper.agent.scripted.base import Scripted
 from esper.buffer.transition import Decision, State, Transition
-from esper.env.actions import EnvSpec, Observation
+from esper.env.spec import EnvSpec, Observation
 from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
 
 Candidate = TypeVar("Candidate")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 from esper.buffer.rollout import Rollout
 from esper.buffer.transition import Transition
-from esper.env.actions import EnvSpec
+from esper.env.spec import EnvSpec
 
 
 class Forfeit(StrEnum):

@@ -7,7 +7,7 @@ from typing import Any
 from esper.buffer.base import BufferConfig, Forfeit
 from esper.buffer.rollout import Rollout
 from esper.buffer.transition import Transition
-from esper.env.actions import EnvSpec
+from esper.env.spec import EnvSpec
 from esper.reward.table import SHAPING
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from esper.buffer.transition import Decision, State
-from esper.env.actions import EnvSpec, Head, Observation, Op
+from esper.env.actions import Head, Op
+from esper.env.spec import EnvSpec, Observation
 
 Array = npt.NDArray[Any]
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from esper.env.actions import Observation
+from esper.env.spec import Observation
 from esper.lifecycle.stages import BoolArray, FloatArray
 from esper.reward.signals import StepSignals
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from esper.buffer.base import BufferConfig
 from esper.buffer.on_policy import RolloutBuffer
 from esper.buffer.rollout import Rollout
-from esper.env.actions import EnvSpec
+from esper.env.spec import EnvSpec
 
 
 @dataclass(kw_only=True, slots=True)

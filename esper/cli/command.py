@@ -25,7 +25,7 @@ from esper.cli.keyvalue import show_help
 from esper.cli.overrides import hydra_at_conf, plan_run, plan_sweep, quoted, unquoted
 from esper.cli.place import begin_sweep
 from esper.cli.readiness import ready
-from esper.config import CHECKPOINTS, Config, ConfigError
+from esper.config import Config, ConfigError
 from esper.env.cluster import ClusterError
 from esper.memory import memory_shortage
 from esper.notices import notice
@@ -38,7 +38,7 @@ from esper.telemetry.tracker import TrackerError
 from esper.telemetry.writers import check_writers
 from esper.training.config_io import to_plain
 from esper.training.resume import continued
-from esper.training.run_folder import create, only_writer
+from esper.training.run_folder import CHECKPOINTS, create, only_writer
 
 HERE = ("joblib", "submitit_local")
 """Launchers whose runs are processes on this machine."""

@@ -60,8 +60,6 @@ def _hint_on(group: str, option: str, options: Sequence[str]) -> str:
 def check_key(loader: ConfigLoader, cfg: DictConfig, override: Override) -> None:
     """Check that a config has the key of an override."""
     key = str(override.key_or_group)
-    if sentence := renamed(key):
-        raise ConfigError(sentence)
     node: Any = cfg
     path: list[str] = []
     for part in key.split("."):
@@ -81,7 +79,7 @@ def check_key(loader: ConfigLoader, cfg: DictConfig, override: Override) -> None
             extra = [] if path else [*loader.list_groups(""), *sweep]
             hidden = ("hydra", "_target_", *ALIASES)
             siblings = [name for name in dict.fromkeys([*map(str, node), *extra]) if name not in hidden]
-            raise ConfigError(_unknown_key(".".join([*path, part]), siblings, cfg))
+            raise ConfigError(renamed(key) or _unknown_key(".".join([*path, part]), siblings, cfg))
         path.append(part)
         node = None if OmegaConf.is_missing(node, part) or OmegaConf.is_interpolation(node, part) else node[part]
 

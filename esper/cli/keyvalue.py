@@ -4,6 +4,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from omegaconf import OmegaConf
@@ -23,6 +24,12 @@ def show_help(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it again at exit
+
+
+def split_folders(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Return the folders among the arguments of a command, and the others: an argument with = that names no folder is a key."""
+    keys = [argument for argument in arguments if "=" in argument and not Path(argument).is_dir()]
+    return [Path(argument) for argument in arguments if argument not in keys], keys
 
 
 def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] = (), base: C | None = None) -> C:

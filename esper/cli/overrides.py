@@ -22,7 +22,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, RangeSweep
+from hydra.core.override_parser.types import Override, Quote, QuotedString, RangeSweep
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.utils import get_class
@@ -72,9 +72,7 @@ def hydra_at_conf(config_dir: str | None = None) -> Generator[ConfigLoader]:
 
 def quoted(value: str) -> str:
     """Return a value quoted so that Hydra reads it back unchanged."""
-    # Backslashes stand for themselves, except before a quote.
-    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
-    return f"'{escaped}'"
+    return QuotedString(value, Quote.single).with_quotes()
 
 
 def unquoted(value: str) -> str:

@@ -6,19 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from esper.checkpoint import Checkpoints, load_run
-from esper.config import CHECKPOINTS, Config, ConfigError
-from esper.env.actions import EnvSpec
+from esper.config import Config, ConfigError
 from esper.env.cluster import ClusterError
 from esper.env.devices import find_device, find_precision
 from esper.env.foresight import feature_tables
 from esper.env.growth_env import GrowthConfig
 from esper.env.shard_pool import largest_shard
+from esper.env.spec import EnvSpec
 from esper.growth.compatibility import check_host, check_seeds
 from esper.hosts.base import segments_of, slot_specs
 from esper.task.instances import Split
 from esper.task.loading import load_task
 from esper.training.estimate import check_memory
 from esper.training.resume import check_data, find_checkpoint, no_checkpoint
+from esper.training.run_folder import CHECKPOINTS
 from esper.training.trained_agent import Teacher, find_teacher
 
 PROBED = 3
@@ -123,4 +124,5 @@ def _layout(config: Config, env: GrowthConfig, slots: tuple[str, ...]) -> EnvSpe
         seed_params=((0,) * len(slots),) * len(config.blueprint),
         feature_names=host_table.names,
         slot_feature_names=slot_table.names,
+        max_seeds=config.slots.max_seeds,
     )

@@ -22,7 +22,7 @@ from esper.lifecycle.operations import may_germinate, may_prune, may_retarget, m
 from esper.lifecycle.ramps import Curve
 from esper.lifecycle.roles import Blend, Incubation
 from esper.lifecycle.slots import GATES, SlotsConfig
-from esper.lifecycle.stages import BoolArray, FloatArray, IntArray, Op, SlotState
+from esper.lifecycle.stages import BoolArray, IntArray, Op, SlotState
 
 
 class Head(IntEnum):
@@ -118,58 +118,6 @@ class HeadsConfig:
 PINNED = HeadsConfig().pinned
 """Default values: additive linear blends in three epochs up to alpha 1, and immediate removal. Controllers that do not choose a
 head take this value where it is legal."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EnvSpec:
-    """Sizes and names of an environment's observations and actions."""
-
-    num_hosts: int
-    """N."""
-    num_steps: int
-    """T, host epochs of an episode."""
-    slot_names: tuple[str, ...]
-    """S names in forward order."""
-    blueprint_names: tuple[str, ...]
-    """K names in the order of the blueprint head."""
-    seed_params: tuple[tuple[int, ...], ...]
-    """[K][S], number of parameters of a seed of each blueprint in each slot."""
-    feature_names: tuple[str, ...]
-    """D names of `Observation.features`."""
-    slot_feature_names: tuple[str, ...]
-    """F names of the last axis of `Observation.slots`."""
-    max_seeds: int = 0
-    """Maximum number of seeds in a host at a time; 0 for no limit but the slots."""
-
-    @property
-    def num_slots(self) -> int:
-        return len(self.slot_names)
-
-    @property
-    def head_sizes(self) -> tuple[int, ...]:
-        """Number of values of each head, in the order of `Head`."""
-        return (len(Op), self.num_slots, len(self.blueprint_names), *map(len, VALUES.values()))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Observation:
-    """Observation of N hosts. All features are of order one; "never measured" has a feature of its own."""
-
-    features: FloatArray
-    """[N, D] features of the host."""
-    slots: FloatArray
-    """[N, S, F] features of each slot."""
-    blueprints: IntArray
-    """[N, S] index of the blueprint in the slot, K where the slot is empty."""
-    legal_slots: BoolArray
-    """[N, O, S]: True where the op is legal on the slot now. The row of WAIT is all True."""
-    legal_values: BoolArray
-    """[N, V]: legality of the values of the parameter heads, concatenated in the order of `PARAMETER_HEADS`."""
-
-    @property
-    def legal_ops(self) -> BoolArray:
-        """[N, O]: True where the op is legal on some slot; WAIT always is."""
-        return np.asarray(self.legal_slots.any(axis=2))
 
 
 def legal_values(

@@ -13,9 +13,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op, legal_values, parameters_legal
+from esper.env.actions import Head, HeadsConfig, Op, legal_values, parameters_legal
 from esper.env.cluster import ClusterConfig, LocalConfig
 from esper.env.devices import DeviceConfig
+from esper.env.spec import Array, EnvSpec, observation_space
 from esper.governor.base import GovernorConfig
 from esper.hosts.base import HostConfig
 from esper.lifecycle.gates import GatesConfig
@@ -29,7 +30,6 @@ from esper.seeds.blueprints.base import BlueprintConfig
 from esper.task.base import TaskConfig
 from esper.task.instances import Split
 
-Array = npt.NDArray[Any]
 Hparam = bool | int | float | str
 
 
@@ -241,7 +241,7 @@ class EnvConfig:
         """Return the environment."""
         raise TypeError(f"{type(self).__name__} does not define build(parts)")
 
-    def check_run(self, *, slots: SlotsConfig, gates: GatesConfig, heads: HeadsConfig, steps: int) -> None:
+    def check_run(self, *, slots: SlotsConfig, heads: HeadsConfig, steps: int) -> None:
         """Raise ValueError if the environment cannot run with these settings."""
 
     def blueprint_names(self, chosen: Sequence[str]) -> Sequence[str]:
@@ -252,36 +252,3 @@ class EnvConfig:
 def machines_of(env: Environment) -> dict[str, str]:
     """Return `env.machines()`; empty for an environment from outside that does not know its machines."""
     return getattr(env, "machines", dict[str, str])()
-
-
-def observation_space(spec: EnvSpec) -> spaces.Dict:
-    """Return the space of one host's observation, by the names of `Observation`."""
-    slots, blueprints = spec.num_slots, len(spec.blueprint_names)
-    return spaces.Dict(
-        {
-            "features": spaces.Box(-np.inf, np.inf, (len(spec.feature_names),), np.float32),
-            "slots": spaces.Box(-np.inf, np.inf, (slots, len(spec.slot_feature_names)), np.float32),
-            "blueprints": spaces.Box(0, blueprints, (slots,), np.int64),
-            "legal_slots": spaces.Box(0, 1, (len(Op), slots), np.int8),
-            "legal_values": spaces.Box(0, 1, (sum(spec.head_sizes[Head.BLUEPRINT :]),), np.int8),
-        }
-    )
-
-
-def one_each(arrays: Mapping[str, Array], which_N: npt.NDArray[np.bool_]) -> Array:
-    """Return the observations of the marked hosts `[N]`, one dict each and None elsewhere, as Gymnasium's wrappers expect."""
-    single = np.full(len(which_N), None, dtype=object)
-    for host in np.flatnonzero(which_N):
-        single[host] = {name: array[host] for name, array in arrays.items()}
-    return single
-
-
-def as_observation(arrays: Mapping[str, Array]) -> Observation:
-    """Return the dict of arrays of `reset` and `step` as an `Observation`."""
-    return Observation(
-        features=arrays["features"].astype(np.float32, copy=False),
-        slots=arrays["slots"].astype(np.float32, copy=False),
-        blueprints=arrays["blueprints"].astype(np.int64, copy=False),
-        legal_slots=arrays["legal_slots"].astype(np.bool_),
-        legal_values=arrays["legal_values"].astype(np.bool_),
-    )

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.env import observation as obs
-from esper.env.actions import EnvSpec, Head, Op, execute, legal_slots
-from esper.env.base import Array, EnvConfig, Environment, EnvParts, Hparam, one_each
+from esper.env.actions import Head, Op, execute, legal_slots
+from esper.env.base import EnvConfig, Environment, EnvParts, Hparam
 from esper.env.episode import Episode
 from esper.env.foresight import feature_tables, foresight
 from esper.env.guard import Guard
@@ -19,13 +19,13 @@ from esper.env.host_pool import PoolParts
 from esper.env.host_sampler import HostSampler
 from esper.env.pretrained import Pretrained
 from esper.env.shard import TrainReport
+from esper.env.spec import Array, EnvSpec, one_each
 from esper.growth.grown import GrownNetwork, KeptSeed
 from esper.hosts.base import slot_specs
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import gradient_ratio
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.stages import LIVE, OCCUPIED, SlotState, Stage, empty
-from esper.measure.attribution import velocity
 from esper.measure.costs import Meter, Price, count_costs
 from esper.measure.counterfactuals import SeedEffects, seed_effects, settings
 from esper.measure.latency import BATCH
@@ -334,14 +334,11 @@ class GrowthEnv(Environment):
             self.potential_NSK = np.where(retired_N[:, None, None], self.potential_NSK, potential_NSK)
         seen = seed_effects(asked, measured)
         measured_NS = ~np.isnan(seen.contribution_NS)
-        last_NS = np.where(before.fresh, before.contribution, np.float32(np.nan))
         self.state = replace(
             before,
             contribution=np.where(measured_NS, seen.contribution_NS, before.contribution).astype(np.float32),
             contribution_error=np.where(measured_NS, seen.contribution_error_NS, before.contribution_error),
             measured=before.measured | measured_NS,
-            fresh=measured_NS,
-            velocity=velocity(before.velocity, last_NS, seen.contribution_NS),
             accuracy=np.repeat(measured.accuracy_VM[0][:, None], measured_NS.shape[1], axis=1),
         )
         self.accuracy_NH = np.roll(self.accuracy_NH, 1, axis=1)

@@ -96,10 +96,6 @@ class HostPool(ABC):
         """
 
     @abstractmethod
-    def train(self, time: int, samples: int | None = None) -> npt.NDArray[np.bool_]:
-        """Train every host on the first `samples` of an epoch, without validation, and return which are finite `[N]`."""
-
-    @abstractmethod
     def validate(
         self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False, wanted_N: npt.NDArray[np.bool_] | None = None
     ) -> Measurement:
@@ -146,10 +142,6 @@ class HostPool(ABC):
     @abstractmethod
     def grown(self, host: int, seeds: Sequence[KeptSeed]) -> GrownNetwork:
         """Return a copy of a host with these seeds; see `Shard.grown`."""
-
-    @abstractmethod
-    def host_states(self) -> list[dict[str, Tensor]]:
-        """Return the parameters and buffers of every host by name, on the CPU."""
 
     @abstractmethod
     def machines(self) -> dict[str, str]:

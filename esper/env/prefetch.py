@@ -1,9 +1,10 @@
 """Batches that a background thread reads ahead of their use, from memory or from memory-mapped files."""
 
-import queue
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Event, Thread
+from itertools import islice
 from typing import Generic, TypeVar
 from weakref import WeakMethod
 
@@ -15,78 +16,49 @@ Key = TypeVar("Key")
 Batch = TypeVar("Batch")
 AHEAD = 2
 """Batches that are read ahead. More: evens out slower reads, and takes more memory."""
-PATIENCE = 0.05
-"""Interval at which a waiting thread checks whether the other one has ended [s]."""
 
 
 class Prefetch(Generic[Key, Batch]):
-    """Reads the batches of some keys in order, in a thread that starts at once and ends with the last batch or with `close`.
-
-    A thread that fails or dies is replaced once per batch.
-    """
+    """Reads the batches of some keys in order, in a thread that starts at once and ends with `close`."""
 
     def __init__(self, read: Callable[[Key], Batch], keys: Sequence[Key]) -> None:
-        self._read, self._keys, self._place = read, keys, 0
-        self._start(0)
+        self._read, self._left = read, iter(keys)
+        self._coming: deque[tuple[Key, Future[list[Batch]]]] = deque()
+        self._thread = ThreadPoolExecutor(1, "prefetch", torch.set_num_threads, (1,))
+        self._submit(1 + AHEAD)
 
-    def _start(self, first: int) -> None:
-        self._queue: queue.Queue[tuple[int, list[Batch]]] = queue.Queue(AHEAD)
-        self._stopped, self._error = Event(), "its thread died"
-        self._thread = Thread(target=self._work, args=(first, self._queue, self._stopped), name="prefetch", daemon=True)
-        self._thread.start()
+    def _submit(self, count: int) -> None:
+        """Start to read the next batches."""
+        self._coming += [(key, self._thread.submit(self._one, key)) for key in islice(self._left, count)]
 
-    def _work(self, first: int, batches: "queue.Queue[tuple[int, list[Batch]]]", stopped: Event) -> None:
-        torch.set_num_threads(1)
-        for place in range(first, len(self._keys)):
-            try:
-                # A list, which `take` empties: pinned memory must not be freed in this thread while a CUDA graph is captured.
-                batch = [self._read(self._keys[place])]
-            except Exception as error:
-                self._error = f"{type(error).__name__}: {error}"
-                return
-            while not stopped.is_set():
-                try:
-                    batches.put((place, batch), timeout=PATIENCE)
-                    break
-                except queue.Full:
-                    continue
-            if stopped.is_set():
-                return
+    def _one(self, key: Key) -> list[Batch]:
+        # A list, which `take` empties: pinned memory must not be freed in this thread while a CUDA graph is captured.
+        return [self._read(key)]
 
     def take(self, key: Key) -> Batch:
         """Return the batch of a key, and drop those of earlier keys.
 
         Raises:
-            TaskError: reading the batch failed twice in a row.
+            TaskError: reading the batch failed twice.
         """
-        while self._keys[self._place] is not key:
-            self._place += 1
-        for attempt in range(2):
-            while (found := self._next()) is not None:
-                if found[0] == self._place:
-                    self._place += 1
-                    return found[1].pop()
-            if not attempt:
-                self._start(self._place)
-        raise TaskError(
-            f"the data could not be read, even on a second attempt ({self._error}): check the disk and the memory of this "
-            "machine, and continue with resume="
-        )
-
-    def _next(self) -> tuple[int, list[Batch]] | None:
-        """Return the next batch that the thread has read; None if it ended without one."""
-        while True:
-            alive = self._thread.is_alive()
-            try:
-                return self._queue.get(timeout=PATIENCE) if alive else self._queue.get_nowait()
-            except queue.Empty:
-                if not alive:
-                    return None
+        while (first := self._coming.popleft())[0] is not key:
+            self._submit(1)
+            if first[1].exception() is None:
+                first[1].result().pop()
+        self._submit(1)
+        coming = first[1]
+        if coming.exception() is not None:
+            coming = self._thread.submit(self._one, key)
+        if (error := coming.exception()) is not None:
+            raise TaskError(
+                f"the data could not be read, even on a second attempt ({type(error).__name__}: {error}): check the disk and the "
+                "memory of this machine, and continue with resume="
+            ) from error
+        return coming.result().pop()
 
     def close(self) -> None:
         """End the thread."""
-        self._stopped.set()
-        self._thread.join()
+        self._thread.shutdown(cancel_futures=True)
 
 
 class Reader(Generic[Key, Batch]):

@@ -25,9 +25,7 @@ from esper.measure.costs import Meter, Price
 from esper.measure.counterfactuals import Measurement
 from esper.task.instances import DataView
 
-TRAINING = ("epoch", "train")
-"""Methods that train the hosts for an epoch."""
-READING = ("latency", "grown", "host_states", "machines")
+READING = ("latency", "grown", "machines")
 """Read-only methods, which need not be replayed. `validate` is not among them: what was measured before decides which members are
 measured together, and with that the rounding."""
 
@@ -160,7 +158,7 @@ class RemotePool(HostPool):
                 f"(cluster.replacements): find the cause; what was saved before is intact"
             )
         self._left -= 1
-        epochs = sum(message.method in TRAINING for message in self._log[worker])
+        epochs = sum(message.method == "epoch" for message in self._log[worker])
         again = f"hosts {rows.start} to {rows.stop - 1} repeat {epochs} epochs of this episode"
         number = self._replacements - self._left  # tells one warning from the next
         warnings.warn(f"{which}: {again}; no other host is affected (replacement {number})", Notice, stacklevel=2)
@@ -202,10 +200,6 @@ class RemotePool(HostPool):
             joined([part.measured for part in parts], -1),
             np.concatenate([part.potential_NSK for part in parts]),
         )
-
-    def train(self, time: int, samples: int | None = None) -> npt.NDArray[np.bool_]:
-        """See `HostPool.train`."""
-        return np.concatenate(self._ask(lambda _: Call("train", (time, samples))))
 
     def validate(
         self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False, wanted_N: npt.NDArray[np.bool_] | None = None
@@ -254,10 +248,6 @@ class RemotePool(HostPool):
         """See `HostPool.grown`."""
         worker, member = self._of(host)
         return self._ask_one(worker, "grown", member, seeds)
-
-    def host_states(self) -> list[dict[str, Tensor]]:
-        """See `HostPool.host_states`."""
-        return [state for states in self._ask(lambda _: Call("host_states")) for state in states]
 
     def machines(self) -> dict[str, str]:
         """See `HostPool.machines`."""

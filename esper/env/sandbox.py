@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.env.actions import Head, HeadsConfig
-from esper.env.base import Array, EnvConfig, Environment, EnvParts, EpisodeRecord, one_each
+from esper.env.base import EnvConfig, Environment, EnvParts, EpisodeRecord
 from esper.env.sandbox_optimum import Optimum
-from esper.env.sandbox_rules import CONTRIBUTION_UNIT, SandboxRules
-from esper.lifecycle.gates import GatesConfig
+from esper.env.sandbox_rules import CONTRIBUTION_UNIT, KEEP_BONUS, LIGHT_ACCURACY, SandboxRules
+from esper.env.spec import Array, one_each
 from esper.lifecycle.roles import Fossils
 from esper.lifecycle.slots import Isolation, SlotsConfig
 from esper.lifecycle.stages import Stage, empty
@@ -38,24 +38,22 @@ class SandboxConfig(EnvConfig):
     """An exactly solvable environment without host training, for testing controllers: three slots, two blueprints, four kinds."""
 
     ignores: ClassVar[tuple[str, ...]] = (
-        *(
-            "task",
-            "host",
-            "optimiser",
-            "blueprint",
-            "devices",
-            "cluster",
-            "gates",
-            "reward",
-            "reward_mode",
-            "governor",
-            "counterfactuals",
-        ),
+        "task",
+        "host",
+        "optimiser",
+        "blueprint",
+        "devices",
+        "cluster",
+        "gates",
+        "reward",
+        "reward_mode",
+        "governor",
+        "counterfactuals",
     )
     has_hosts: ClassVar[bool] = False
-    light_accuracy: float = 0.7
+    light_accuracy: float = LIGHT_ACCURACY
     """Probability that the light is at the slot that pays best, in [1/3, 1]. Higher: hosts are easier to tell apart."""
-    keep_bonus: float = 4.0
+    keep_bonus: float = KEEP_BONUS
     """Multiple of its worth that a fossilized seed pays at the end, at least 0. Higher: committing matters more."""
     rent_scale: float = 1.0
     """Factor on the rent of all seeds, at least 0. Higher: fewer seeds pay for themselves."""
@@ -68,7 +66,7 @@ class SandboxConfig(EnvConfig):
     def blueprint_names(self, chosen: Sequence[str]) -> Sequence[str]:
         return SandboxRules().layout(1).blueprint_names
 
-    def check_run(self, *, slots: SlotsConfig, gates: GatesConfig, heads: HeadsConfig, steps: int) -> None:
+    def check_run(self, *, slots: SlotsConfig, heads: HeadsConfig, steps: int) -> None:
         slots.chosen(SandboxRules().slot_names)
         if slots.prune_below is not None:
             raise ValueError("env=sandbox needs slots.prune_below=null: legality must not depend on the hidden kind")

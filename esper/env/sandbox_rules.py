@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from esper.env.actions import EnvSpec, execute, legal_slots
+from esper.env.actions import execute, legal_slots
+from esper.env.spec import EnvSpec
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import OneSeedConfig, SlotsConfig
@@ -16,6 +17,8 @@ from esper.lifecycle.stages import OCCUPIED, TAKES_PART, SlotState, Stage
 Float64Array = npt.NDArray[np.float64]
 CONTRIBUTION_UNIT = 2.0
 """Worth that the observation shows as a contribution of 1."""
+LIGHT_ACCURACY, KEEP_BONUS = 0.7, 4.0
+"""Defaults of `SandboxRules` and of the keys of env=sandbox."""
 SLOT_FEATURES = ("light", *(stage.name.lower() for stage in Stage), "alpha", "stage_age", "contribution", "measured")
 
 
@@ -36,11 +39,11 @@ class SandboxRules:
     """T, host epochs of an episode."""
     worth_QSK: Float64Array = field(default_factory=default_worth)
     """Reward of a seed per step at alpha 1, by the host's kind. All kinds are equally frequent."""
-    keep_bonus: float = 4.0
+    keep_bonus: float = KEEP_BONUS
     """Multiple of its worth that a fossilized seed pays at the end."""
     rent_K: tuple[float, ...] = (0.05, 0.1)
     """Cost of a seed per step."""
-    light_accuracy: float = 0.7
+    light_accuracy: float = LIGHT_ACCURACY
     """Probability that the light is at the slot that pays best; uniform on a host that never pays."""
     slots: SlotsConfig = field(default_factory=lambda: OneSeedConfig(min_prune_age=1, embargo=1))
 

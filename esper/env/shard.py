@@ -36,12 +36,6 @@ from esper.task.base import Task
 from esper.task.data import Data
 from esper.task.instances import DataView
 
-CPU_MEMBERS = 16
-"""Hosts per shard on a CPU. On 2 cores, two shards of 16 with one thread each train as fast as one of 32 with two threads, and
-many times as fast under load from other processes, since they synchronise once per epoch and not in every operation."""
-CPU_TRAINED = 2**21
-"""Maximum number of output values of one layer that a shard of several hosts trains at once on a CPU: 8 MB. Higher: fewer, larger
-kernels, whose features leave the cache; see benchmarks/README.md."""
 CAPTURED_BATCHES = 2
 """Batches from which informed seeds get their initial weights. More: less noise, and slower germination."""
 CHECK_EVERY = 4
@@ -100,37 +94,24 @@ class Shard:
         lane: Lane | None = None,
     ) -> None:
         self.data, self.task, self.device, self.lane = data, task, device, lane or Lane(device)
-        with self.lane.issued():
-            self._build(hosts, blueprints, views, optimiser, incubation, frozen, precision)
-
-    def _build(
-        self,
-        hosts: Sequence[nn.Module],
-        blueprints: Sequence[BlueprintConfig],
-        views: Sequence[DataView],
-        optimiser: OptimiserConfig,
-        incubation: Incubation,
-        frozen: bool,
-        precision: Precision,
-    ) -> None:
-        data, task, device = self.data, self.task, self.device
-        self.views = MemberData(data, views, task.augmentation, device)
-        self.members, self._widths, self._micro_batches = len(hosts), list[int](), optimiser.micro_batches
+        self.members, self._micro_batches = len(hosts), optimiser.micro_batches
         self._gradients: list[SlotGradients] | None = None
         self._roles: Roles | None = None
-        self._valid_mean, self._test_mean = (task.objective.mean(part) for part in (data.valid_y, data.test_y))
-        self.network = GrowingNetwork(
-            hosts,
-            blueprints,
-            optimiser=optimiser,
-            incubation=incubation,
-            rate_M1=self.views.rate_M1,
-            objective=task.objective,
-            frozen=frozen,
-            device=device,
-            precision=precision,
-        )
-        self._step = TrainingStep(self.network, task.objective, self.lane)
+        with self.lane.issued():
+            self.member_data = MemberData(data, views, task.augmentation, device)
+            self._valid_mean, self._test_mean = (task.objective.mean(part) for part in (data.valid_y, data.test_y))
+            self.network = GrowingNetwork(
+                hosts,
+                blueprints,
+                optimiser=optimiser,
+                incubation=incubation,
+                rate_M1=self.member_data.rate_M1,
+                objective=task.objective,
+                frozen=frozen,
+                device=device,
+                precision=precision,
+            )
+            self._step = TrainingStep(self.network, task.objective, self.lane)
         self.forget()
 
     @property
@@ -175,9 +156,9 @@ class Shard:
         They are kept until `take_gradients` or `arrange`.
         """
         self._follow(order.time)
-        first = TrainedPart(*order.batches(CAPTURED_BATCHES * self.task.batch_size, self.views.home)[0])
-        with self.views.batches([first]):
-            batch = self.views.batch(first)
+        first = TrainedPart(*order.batches(CAPTURED_BATCHES * self.task.batch_size, self.member_data.home)[0])
+        with self.member_data.batches([first]):
+            batch = self.member_data.batch(first)
         self._gradients = self.network.capture(*batch)
 
     def take_gradients(self) -> list[SlotGradients]:
@@ -214,9 +195,9 @@ class Shard:
 
     def _follow(self, epoch: int) -> None:
         """Set data and learning rates to the state of all events in a host epoch."""
-        self.views.at(epoch)
-        if self.views.paced and self.views.rate_M1 is not None:
-            self.network.pace(self.views.rate_M1)
+        self.member_data.at(epoch)
+        if self.member_data.paced and self.member_data.rate_M1 is not None:
+            self.network.pace(self.member_data.rate_M1)
 
     @on_lane
     def train_epoch(
@@ -243,12 +224,12 @@ class Shard:
         in_vain, learns_M = bool(retired_M.all()), network.learns()
         learns, checks = bool(learns_M.any()), self.device.type == "cpu"  # on a GPU, a check would force a synchronisation
         batches = self._batches(order)
-        with self.views.batches(batches[-1:] if in_vain or not learns else batches):
+        with self.member_data.batches(batches[-1:] if in_vain or not learns else batches):
             for step, batch in enumerate(batches):
                 last = step == len(batches) - 1
                 if (in_vain or not learns) and not last:  # the hooks watch the last batch
                     continue
-                parts = self.views.micro_batches(batch, min(self._micro_batches, batch.index_MB.shape[1]))
+                parts = self.member_data.micro_batches(batch, min(self._micro_batches, batch.index_MB.shape[1]))
                 progress, left = order.progress((step + 0.5) / len(batches)), len(batches) - 1 - step
                 self._step.take(parts, progress, hooks if last else None, left=left)
                 if checks and step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
@@ -270,11 +251,11 @@ class Shard:
 
     def _batches(self, order: EpochOrder) -> list[TrainedPart]:
         """Return the batches of an epoch: the last one for all members, the others only for members that learn."""
-        batches = [TrainedPart(*batch) for batch in order.batches(self.task.batch_size, self.views.home)]
+        batches = [TrainedPart(*batch) for batch in order.batches(self.task.batch_size, self.member_data.home)]
         learning = self.network.learning_L
         if learning is None or not len(learning):
             return batches
-        chosen = learning.to(self.views.home)
+        chosen = learning.to(self.member_data.home)
         return [*(batch.of(chosen) for batch in batches[:-1]), batches[-1]]
 
     @on_lane
@@ -300,22 +281,22 @@ class Shard:
     def _states(self, alpha_VMS: npt.NDArray[np.float32]) -> list[Hashable]:
         """Return what the results of each member depend on."""
         settings = (alpha_VMS[:, member].tobytes() for member in range(self.members))
-        return list(zip(self.network.states(), self.views.states(self.members), settings, strict=True))
+        return list(zip(self.network.states(), self.member_data.states(self.members), settings, strict=True))
 
     def _measured(self, alpha_VMS: npt.NDArray[np.float32], rows_L: npt.NDArray[np.int64], *, test: bool) -> Sums:
         """Return the sums of some members `[..., L]`."""
-        network, views, objective = self.network, self.views, self.task.objective
+        network, data, objective = self.network, self.member_data, self.task.objective
         mean, count = self._test_mean if test else self._valid_mean, len(rows_L)
         network.train(False)
-        tree, samples = network.tree(alpha_VMS, None if count == self.members else rows_L), views.num_measured(test=test)
-        chosen = None if tree.rows is None else on_device(tree.rows, views.home)
+        tree, samples = network.tree(alpha_VMS, None if count == self.members else rows_L), data.num_measured(test=test)
+        chosen = None if tree.rows is None else on_device(tree.rows, data.home)
         path_VM, owner_P = (on_device(paths, self.device) for paths in (tree.path_VM[:, :count], tree.owner_P))
         sums: list[Sums] = []
         batch = self._at_once(tree)
         parts = [MeasuredPart(slice(start, start + batch), test, chosen) for start in range(0, samples, batch)]
-        with views.parts(parts):
+        with data.parts(parts):
             for part in parts:
-                x, y_MBT, weight_MBT = views.measured(part, tree.members)
+                x, y_MBT, weight_MBT = data.measured(part, tree.members)
                 logits, y_PBT = network.path_logits(x, tree), y_MBT[owner_P]
                 loss_PBT = objective.losses(logits.flatten(0, 1), y_PBT.flatten()).view_as(y_PBT).double()
                 points_PBT = objective.points(logits, y_PBT, mean)
@@ -325,8 +306,7 @@ class Shard:
 
     def _at_once(self, tree: Tree) -> int:
         """Return the number of samples to measure at once."""
-        if not self._widths:
-            x, _, _ = self.views.measured(MeasuredPart(slice(0, 1), test=False), self.members)
-            self._widths = self.network.widths(x)
         most = CPU_FEATURES if self.device.type == "cpu" else GPU_FEATURES
-        return max(1, min(VALIDATION_BATCH // self.data.positions, most // max(np.multiply(self._widths, tree.paths))))
+        return max(
+            1, min(VALIDATION_BATCH // self.data.positions, most // max(np.multiply(self.task.sizes.segments, tree.paths)))
+        )

@@ -19,7 +19,7 @@ from esper.env.host_pool import Epoch, HostPool, PoolParts, joined
 from esper.env.host_sampler import EpochOrder, HostSampler
 from esper.env.lane import Lane
 from esper.env.member_data import place_data
-from esper.env.shard import CPU_MEMBERS, CPU_TRAINED, Shard
+from esper.env.shard import Shard
 from esper.fusion.precision import computed_in
 from esper.growth.grown import GrownNetwork, KeptSeed
 from esper.lifecycle.roles import Blend, Roles
@@ -31,6 +31,12 @@ from esper.seeds.slot_gradients import SlotGradients
 from esper.task.instances import DataView
 
 Result = TypeVar("Result")
+CPU_MEMBERS = 16
+"""Hosts per shard on a CPU. On 2 cores, two shards of 16 with one thread each train as fast as one of 32 with two threads, and
+many times as fast under load from other processes, since they synchronise once per epoch and not in every operation."""
+CPU_TRAINED = 2**21
+"""Maximum number of output values of one layer that a shard of several hosts trains at once on a CPU: 8 MB. Higher: fewer, larger
+kernels, whose features leave the cache; see benchmarks/README.md."""
 STREAMS = 32
 """Number of streams per GPU, which torch hands out in rotation. With more shards, two would share a stream, and one's
 capture would include the other's work."""
@@ -61,7 +67,7 @@ class ShardPool(HostPool):
 
     def deal(self, devices: Mapping[str, DeviceConfig]) -> None:
         """Deal the hosts to shards from the next `start` on; the devices stay the same."""
-        self.places = deal(self.parts.num_hosts, devices, self.task.batch_size * self.task.widest)
+        self.places = deal(self.parts.num_hosts, devices, self.task.batch_size * self.task.sizes.widest)
         graphs = {find_device(name): config.graphs for name, config in self.parts.devices.items()}
         shards = Counter(device for device, _ in self.places)
         self._lanes = [Lane(device, graphs=graphs[device] and shards[device] <= STREAMS) for device, _ in self.places]
@@ -124,7 +130,7 @@ class ShardPool(HostPool):
         return self._sampler.order(time, self._views)
 
     def train(self, time: int, samples: int | None = None) -> npt.NDArray[np.bool_]:
-        """See `HostPool.train`."""
+        """Train every host on the first `samples` of an epoch, without validation, and return which are finite `[N]`."""
         order = self._order(time)
         order = order if samples is None else order.first(samples)
         report = joined(self._each("train", lambda shard, rows: shard.train_epoch(order.of(rows))), 0)
@@ -275,14 +281,8 @@ def available_cores() -> int:
 
 def largest_shard(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> int:
     """Return an upper limit of the number of hosts in a shard; the devices may be those of other machines."""
-    _check_number(num_hosts, devices)
     each = -(-num_hosts // len(devices))
     return max(min(each, config.members_per_shard or each) for config in devices.values())
-
-
-def _check_number(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> None:
-    if num_hosts < len(devices):
-        raise ValueError(f"hosts={num_hosts} is fewer than the {len(devices)} devices: raise hosts or leave devices out")
 
 
 def fitting_members(values: int) -> int:
@@ -299,7 +299,8 @@ def deal(num_hosts: int, devices: Mapping[str, DeviceConfig], values: int = 1) -
     Raises:
         ValueError: a device is not on this machine, or there are fewer hosts than devices.
     """
-    _check_number(num_hosts, devices)
+    if num_hosts < len(devices):
+        raise ValueError(f"hosts={num_hosts} is fewer than the {len(devices)} devices: raise hosts or leave devices out")
     places: list[tuple[torch.device, slice]] = []
     for rank, (name, config) in enumerate(devices.items()):
         first, stop = num_hosts * rank // len(devices), num_hosts * (rank + 1) // len(devices)

@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.env.actions import Op
-from esper.env.base import Array, Environment
+from esper.env.base import Environment
+from esper.env.spec import Array
 
 PRIVATE = ("signals", "timetable")
 """Entries of the vector environment's info that only Esper's trainer reads."""

@@ -76,23 +76,13 @@ class StrictWatchdogConfig(WatchdogConfig):
     """The watchdog with tighter limits: earlier rollbacks, occasionally of a host that would have recovered."""
 
     chance_multiple: float = 1.5
-    """Multiple of the chance loss above which a loss is divergent, above 1. Lower: earlier rollbacks, more false alarms."""
     best_multiple: float = 2.0
-    """Multiple of the host's best loss that a divergent loss must exceed as well, above 1. Lower: earlier rollbacks."""
     deviations: float = 4.0
-    """Spreads above the median of the last healthy losses beyond which a loss is suspect, above 0. The spread is 1.48
-    median absolute deviations. A suspect host gets no snapshot, and no action may grow it. Lower: more suspects."""
     least_spread: float = 0.05
-    """Minimum spread, as a share of the chance loss, at least 0. Higher: tolerates larger jumps of a steady host."""
     patience: int = 2
-    """Consecutive suspect epochs before a rollback, at least 1 [host epochs]. Higher: more time to recover."""
     good_share: float = 0.75
-    """Share of the chance loss below which a host's best loss counts as good, in (0, 1). Higher: earlier protection."""
     chance_share: float = 0.1
-    """Distance to the chance loss, as a share of it, within which a good host is suspect, in [0, 1); 0: never."""
     max_falls: int = 2
-    """Rollbacks without recovery before a host retires, at least 1. A retired host stays at its last snapshot, without training,
-    actions or penalties, until the episode ends. Higher: more attempts, and more penalties."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -101,14 +91,9 @@ class TolerantWatchdogConfig(WatchdogConfig):
     far beyond chance, are rolled back, and none is suspect."""
 
     chance_multiple: float = 10.0
-    """Multiple of the chance loss above which a loss is divergent, above 1. Lower: earlier rollbacks, more false alarms."""
     best_multiple: float = 10.0
-    """Multiple of the host's best loss that a divergent loss must exceed as well, above 1. Lower: earlier rollbacks."""
     deviations: float = math.inf
-    """Spreads above the median of the last healthy losses beyond which a loss is suspect, above 0. The spread is 1.48
-    median absolute deviations. A suspect host gets no snapshot, and no action may grow it. Lower: more suspects; inf: none."""
     chance_share: float = 0.0
-    """Distance to the chance loss, as a share of it, within which a good host is suspect, in [0, 1); 0: never."""
 
 
 class Watchdog(Governor):

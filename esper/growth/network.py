@@ -31,12 +31,11 @@ from esper.fusion.precision import Precision, computed_in
 from esper.fusion.transfer import on_device
 from esper.growth.active import ActiveSeeds, active_seeds, in_banks
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
-from esper.growth.faults import take_faults
-from esper.growth.learners import Learners, LearningMembers, at_least_two
 from esper.growth.loss import LastSegment, backpropagate
 from esper.growth.mode import set_evaluation
 from esper.growth.objective import CLASSIFICATION, Objective
 from esper.growth.snapshots import Snapshots
+from esper.growth.updated import UpdatedMembers, UpdatedSeeds, at_least_two
 from esper.growth.variants import Tree, path_logits, tree
 from esper.hosts.base import segments_of, slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
@@ -90,10 +89,10 @@ class GrowingNetwork:
         self.optimiser = optimiser.build(self.host.flat)
         self._config, self._rate_M1 = optimiser, rate_M1
         self.banks: dict[BankKey, SeedBank] = {}
-        self.plan: list[ActiveSeeds | None] = [None for _ in self.slots]
+        self.active_S: list[ActiveSeeds | None] = [None for _ in self.slots]
         self.closed_loop: ClosedLoopPass | None = None
-        self._learners: list[Learners] = []
-        self._learning: LearningMembers | None = None
+        self._updated_seeds: list[UpdatedSeeds] = []
+        self._updated_members: UpdatedMembers | None = None
         self._roles: Roles | None = None
         self._version_M = np.zeros(len(hosts), np.int64)  # counts changes of each member's parameters
         self._changing_M = np.ones(len(hosts), np.bool_)  # members that an optimiser step changes
@@ -153,25 +152,28 @@ class GrowingNetwork:
         inside_MS = (roles.blueprint >= 0) & ~(roles.behind & closed)
         find = [partial(self.bank, slot) for slot in range(len(self.slots))]
         self._roles, self._inside_MS = roles, inside_MS
-        self.plan = [active_seeds(bank, roles, slot, inside_MS[:, slot], self.device) for slot, bank in enumerate(find)]
+        self.active_S = [active_seeds(bank, roles, slot, inside_MS[:, slot], self.device) for slot, bank in enumerate(find)]
         self.closed_loop = closed_loop_pass(find, roles, self.device) if closed else None
         learns_M = np.asarray(learns_MS.any(axis=1))
-        self._learning = self._learning_of(learns_M) if self.frozen and not closed else None
+        self._updated_members = self._updated_members_of(learns_M) if self.frozen and not closed else None
         self._changing_M = learns_M if self.frozen else np.ones_like(learns_M)
         learning_S = np.flatnonzero(learns_MS.any(axis=0))
-        self._learners = [self._learners_of(roles, int(slot), learns_MS[:, slot]) for slot in learning_S]
+        self._updated_seeds = [self._updated_seeds_of(roles, int(slot), learns_MS[:, slot]) for slot in learning_S]
 
-    def _learning_of(self, learns_M: npt.NDArray[np.bool_]) -> LearningMembers | None:
+    def _updated_members_of(self, learns_M: npt.NDArray[np.bool_]) -> UpdatedMembers | None:
         """Return the members with a learning seed; None if that is all of them."""
         if learns_M.all():
             return None
         members = np.flatnonzero(learns_M)
-        hosts, plan = at_least_two(members), self._plan_of(learns_M)
-        return LearningMembers(
-            hosts_L=on_device(hosts, self.device), members_L=on_device(members, self.device), learns_M=learns_M, plan=tuple(plan)
+        hosts, active_S = at_least_two(members), self._active_of(learns_M)
+        return UpdatedMembers(
+            hosts_L=on_device(hosts, self.device),
+            members_L=on_device(members, self.device),
+            learns_M=learns_M,
+            active_S=tuple(active_S),
         )
 
-    def _plan_of(self, chosen_M: npt.NDArray[np.bool_]) -> list[ActiveSeeds | None]:
+    def _active_of(self, chosen_M: npt.NDArray[np.bool_]) -> list[ActiveSeeds | None]:
         """Return the active seeds of the chosen members in each slot, for features of these members only."""
         roles, place_M = self._roles, np.cumsum(chosen_M) - 1
         assert roles is not None
@@ -180,10 +182,10 @@ class GrowingNetwork:
             for slot in range(len(self.slots))
         ]
 
-    def _learners_of(self, roles: Roles, slot: int, learns_M: npt.NDArray[np.bool_]) -> Learners:
+    def _updated_seeds_of(self, roles: Roles, slot: int, learns_M: npt.NDArray[np.bool_]) -> UpdatedSeeds:
         """Return the banks of the marked seeds of a slot."""
         fossil_M = roles.fossil[:, slot] & learns_M
-        return Learners(
+        return UpdatedSeeds(
             slot=slot,
             banks=tuple(
                 (self.bank(slot, kind, gated), on_device(rows, self.device))
@@ -199,20 +201,10 @@ class GrowingNetwork:
         else:
             set_evaluation(self.host.module)
 
-    def forward(self, x: Tensor, hooks: GradientHooks | None = None) -> Tensor:
-        """Return the outputs `[M, B, K]` for a batch in the layout of its kind.
-
-        Args:
-            x: the batch.
-            hooks: capture the features that leave each slot.
-        """
-        with self._computed():
-            return self._through(self.host.bind(), self.plan, x, self.members, hooks).logits()
-
     def _through(
         self,
         module: nn.Module,
-        plan: Sequence[ActiveSeeds | None],
+        active_S: Sequence[ActiveSeeds | None],
         x: Tensor,
         members: int,
         hooks: GradientHooks | None = None,
@@ -220,7 +212,7 @@ class GrowingNetwork:
     ) -> LastSegment:
         """Run `members` members with these seeds, up to their last segment; `starts` gets what the closed-loop pass needs."""
         *segments, last = segments_of(module)
-        for slot, (segment, seeds) in enumerate(zip(segments, plan, strict=True)):
+        for slot, (segment, seeds) in enumerate(zip(segments, active_S, strict=True)):
             x = segment(x)
             if starts is not None and self.closed_loop is not None:
                 self.closed_loop.start(slot, x, members, starts)
@@ -236,7 +228,7 @@ class GrowingNetwork:
         Args:
             x: the batch in the layout of its kind.
             y_MB: targets of each member's samples, or of each of their positions.
-            hooks: see `forward`; they capture gradients of the mean loss of this batch alone.
+            hooks: capture the features that leave each slot, and the gradients of the mean loss of this batch alone.
             targets_M: number of targets by which each member's sum of losses is divided, for a part of a larger batch; None is
                 the number in this batch, for a mean.
 
@@ -245,7 +237,9 @@ class GrowingNetwork:
         """
         starts: dict[int, Tensor] = {}
         with self._computed():
-            loss_M = self._through(self.host.bind(), self.plan, x, self.members, hooks, starts).losses(y_MB, count_L=targets_M)
+            loss_M = self._through(self.host.bind(), self.active_S, x, self.members, hooks, starts).losses(
+                y_MB, count_L=targets_M
+            )
         if loss_M.requires_grad:  # else nothing learns in this pass
             backpropagate(loss_M, self._scale(), hooks)
         if hooks is not None and targets_M is not None:
@@ -263,7 +257,7 @@ class GrowingNetwork:
     @property
     def learning_L(self) -> Tensor | None:
         """The members whose batches `backward_learning` takes, which may repeat; None for all."""
-        return None if self._learning is None else self._learning.hosts_L
+        return None if self._updated_members is None else self._updated_members.hosts_L
 
     def backward_learning(self, x: Tensor, y_LB: Tensor, targets_L: Tensor | None = None) -> Tensor:
         """Add the gradients of one batch as `backward` does, but in a frozen fleet only for members in which a seed learns. There
@@ -272,27 +266,27 @@ class GrowingNetwork:
         Returns:
             Mean loss of each member `[M]`, or its share of the mean; 0 for those left out.
         """
-        learning = self._learning
+        learning = self._updated_members
         if learning is None:
             return self.backward(x, y_LB, targets_M=targets_L)
         host, count = self.host.bind_some(learning.hosts_L), len(learning.members_L)
         targets_L = None if targets_L is None else targets_L[:count]
         with self._computed():
-            last = self._through(host, learning.plan, x, len(learning.hosts_L))
+            last = self._through(host, learning.active_S, x, len(learning.hosts_L))
             loss_L = last.losses(y_LB[:count], slice(count), targets_L)
         backpropagate(loss_L, self._scale(learning.members_L))
         return torch.zeros(self.members, device=self.device).index_copy_(0, learning.members_L, loss_L.detach())
 
     def learns(self) -> npt.NDArray[np.bool_]:
         """Return which members `backward_learning` computes `[M]`."""
-        return np.ones(self.members, dtype=np.bool_) if self._learning is None else self._learning.learns_M
+        return np.ones(self.members, dtype=np.bool_) if self._updated_members is None else self._updated_members.learns_M
 
     def capture(self, x: Tensor, y_MB: Tensor) -> list[SlotGradients]:
         """Return the gradients of each slot on a batch, in evaluation mode; nothing is changed."""
         self.train(False)
         hooks = GradientHooks(self.members)
         with self._computed():
-            loss_M = self._through(self.host.bind(), self.plan, x, self.members, hooks).losses(y_MB)
+            loss_M = self._through(self.host.bind(), self.active_S, x, self.members, hooks).losses(y_MB)
         backpropagate(loss_M, self._scale(), hooks)
         self.drop_gradients()
         return hooks.gradients()
@@ -312,30 +306,17 @@ class GrowingNetwork:
         """Return the tree of V settings of all alphas, for the active seeds; see `variants.tree`.
 
         Args:
-            rows: members to compute, each once; None for all. A single one of several is computed twice, as `LearningMembers` is.
+            rows: members to compute, each once; None for all. A single one of several is computed twice, as `UpdatedMembers` is.
         """
         if rows is None:
-            return tree(alpha_VMS, self.plan)
-        plan = self.plan if self._roles is None else self._plan_of(np.isin(np.arange(self.members), rows))
-        return tree(alpha_VMS[:, at_least_two(rows)], plan, at_least_two(rows))
+            return tree(alpha_VMS, self.active_S)
+        active_S = self.active_S if self._roles is None else self._active_of(np.isin(np.arange(self.members), rows))
+        return tree(alpha_VMS[:, at_least_two(rows)], active_S, at_least_two(rows))
 
     def path_logits(self, x: Tensor, tree: Tree) -> Tensor:
         """Return the logits `[P, B, classes]` of a batch on every path of a tree; see `variants`."""
         with self._computed():
             return path_logits(self.host, tree, x)
-
-    @torch.no_grad()
-    def widths(self, x: Tensor) -> list[int]:
-        """Return the size of one member's features after each segment, for a batch in the layout of its kind."""
-        sizes: list[int] = []
-        for segment in segments_of(self.host.bind()):
-            x = segment(x)
-            sizes.append(x.numel() // self.members)
-        return sizes
-
-    def step(self, progress: float = 0.0) -> None:
-        """Take one optimiser step for all that learns, at this share of the episode, which sets learning rates."""
-        self.update(*self.begin_step(progress))
 
     def begin_step(self, progress: float) -> tuple[StepSettings, StepSettings]:
         """Count an optimiser step, and return its settings for hosts and for seeds."""
@@ -348,7 +329,7 @@ class GrowingNetwork:
         """Update every host and every learning seed, each with its own clipping budget; see `LossScale`."""
         scale_M1 = None if self.loss_scale is None else self.loss_scale.state["scale"]
         overflows = [self.optimiser.step(host, scale_M1=scale_M1)]
-        for learners in self._learners:
+        for learners in self._updated_seeds:
             settings = seed if learners.fossil_M1 is None else host.where(learners.fossil_M1, seed)
             for bank, _ in learners.banks:
                 overflows.append(bank.optimiser.step(settings, learners.learns_M1, scale_M1))
@@ -366,14 +347,27 @@ class GrowingNetwork:
         """
         norms = torch.full((self.members, 1 + len(self.slots)), torch.nan, device=self.device, dtype=self.host.flat.dtype)
         norms[:, 0] = self.optimiser.take_norms()
-        for learners in self._learners:
+        for learners in self._updated_seeds:
             for bank, rows in learners.banks:
                 norms[rows, 1 + learners.slot] = bank.optimiser.take_norms()[rows]
         return norms
 
     def take_faults(self) -> Tensor:
-        """Return the faults that no loss shows, since the last call `[M, 3]`; see `faults`."""
-        return take_faults(self.host, self.loss_scale)
+        """Return the faults of the batches since the last call that no loss shows `[M, 3]`.
+
+        Returns:
+            1 for members with finite buffers and without an overflow at the lowest loss scale, else 0; then overflows and loss
+            scale, NaN without loss scales.
+        """
+        faults_M3 = torch.full((self.members, 3), torch.nan, device=self.device, dtype=self.host.flat.dtype)
+        faults_M3[:, 0] = 1.0
+        for buffer in self.host.buffers.values():
+            faults_M3[:, 0] *= buffer.isfinite().reshape(self.members, -1).all(1)
+        if self.loss_scale is not None:
+            faults_M3[:, 1], faulty_M = self.loss_scale.take_overflows()
+            faults_M3[:, 0] *= ~faulty_M
+            faults_M3[:, 2] = self.loss_scale.of()
+        return faults_M3
 
     def rows(self) -> dict[str, Tensor]:
         """Return the whole state of the members by name: a member is one row of every tensor."""

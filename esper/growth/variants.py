@@ -97,18 +97,18 @@ class Tree:
         return owner_P
 
 
-def tree(alpha_VMS: npt.NDArray[np.float32], plan: Sequence[ActiveSeeds | None], rows: IntArray | None = None) -> Tree:
+def tree(alpha_VMS: npt.NDArray[np.float32], active_S: Sequence[ActiveSeeds | None], rows: IntArray | None = None) -> Tree:
     """Return where the settings of the alphas fork.
 
     Args:
         alpha_VMS: blend weights of each setting of the computed members; slots without a seed are ignored.
-        plan: the active seeds of each slot, at their current alphas.
+        active_S: the active seeds of each slot, at their current alphas.
         rows: see `Tree.rows`.
     """
     settings, members, _ = alpha_VMS.shape
     path_VM, owner_P = np.tile(np.arange(members), (settings, 1)), np.arange(members)
     forks: list[Fork | Unforked | None] = []
-    for slot, seeds in enumerate(plan):
+    for slot, seeds in enumerate(active_S):
         if seeds is None:
             forks.append(None)
             continue

@@ -4,9 +4,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from esper.lab.arms import AA_CONTROL
 from esper.lab.comparison import Comparison
-from esper.lab.design import AA_CONTROL, Design
-from esper.lab.runs import UNSHARED, criterion_of, is_chosen
+from esper.lab.design import Design
+from esper.lab.outcomes import is_chosen
+from esper.lab.runs import UNSHARED, criterion_of
 from esper.telemetry.tags import in_terms_of
 from esper.telemetry.text import counted
 from esper.training.provenance import FILE, code_version, read

@@ -9,9 +9,10 @@ import pandas as pd
 
 from esper.cli.overrides import typed_as
 from esper.lab.design import Design, command_of
+from esper.lab.outcomes import OutcomeSpec
 from esper.lab.power import Spread, assumed_spread
 from esper.lab.roots import new_root
-from esper.lab.runs import OutcomeSpec, Run
+from esper.lab.runs import Run
 from esper.stats.verdict import PairResult
 
 ALIKE = 0.5
@@ -49,7 +50,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def continuing(design: Design | None, folders: Sequence[Path]) -> str:
     """Return the command that continues an experiment, or words for it where there is no design."""
-    return command_of(design, folders[0]) if design and folders else "the command that started them"
+    return command_of(design, folders[0]) if design else "the command that started them"
 
 
 def next_experiment(results: Sequence[PairResult], design: Design | None, folder: Path, longer: int | None) -> list[str]:

@@ -1,7 +1,7 @@
-"""The arms of an experiment, as they are typed."""
+"""The arms of an experiment, as they are typed: read, and written back."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import yaml
@@ -10,6 +10,10 @@ from esper.config import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 """Names of arms, which are also those of folders."""
+AA_CONTROL = "aa_control"
+"""Name of the arm that repeats the first one with another policy seed."""
+_ONE_LINE = 10**6
+"""Width of a line at which YAML does not wrap arms."""
 _ELEMENTS = r"""\[[^\[\]{}"']*\]"""
 _LISTED = re.compile(
     rf"""(:[ ]+)({_ELEMENTS}(?:,[ ]*{_ELEMENTS})+|[^\s"'{{}},\[][^"'{{}},\[]*={_ELEMENTS}[^"'{{}},\[]*)(?=\s*[,}}]|\s*$)"""
@@ -42,6 +46,23 @@ def read_arms(arms: str | Mapping[str, Any] | None) -> dict[str, list[str]]:
         if twin := next((other for other, own in table.items() if own == overrides and other != name), None):
             raise ConfigError(f"arms {name} and {twin} have the same overrides, hence the same runs: remove or change one")
     return table
+
+
+def typed_arms(arms: Mapping[str, Sequence[str]]) -> str:
+    """Return the value of `arms=` that gives these arms, the A/A control excepted."""
+    own = {arm: list(overrides) for arm, overrides in arms.items() if arm != AA_CONTROL or not has_control(arms)}
+    keys = {overrides[0].partition("=")[0] if len(overrides) == 1 else "" for overrides in own.values()}
+    if len(keys) == 1 and all(keys) and all(overrides == [f"{key}={arm}"] for key in keys for arm, overrides in own.items()):
+        return f"{keys.pop()}: {','.join(own)}"
+    split = any(len(override.split()) != 1 for overrides in own.values() for override in overrides)
+    plain = own if split else {arm: " ".join(overrides) for arm, overrides in own.items()}
+    return yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=_ONE_LINE, allow_unicode=True).strip()
+
+
+def has_control(arms: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether `aa_control` is a control, not an arm of that name: only a control repeats the first arm's overrides."""
+    first = next(iter(arms))
+    return AA_CONTROL in arms and first != AA_CONTROL and list(arms[AA_CONTROL]) == list(arms[first])
 
 
 def split_overrides(typed: object) -> list[str]:

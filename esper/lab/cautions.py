@@ -5,9 +5,10 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from esper.config import standalone_agents
-from esper.lab.evaluation import EARLY
-from esper.lab.per_host import PREFIX, UNBUDGETED
-from esper.lab.runs import SEARCHED, STATIC_NET, UNSHARED, Run, group_of, records_of
+from esper.evaluation.held_out import EARLY
+from esper.evaluation.per_host import PREFIX, UNBUDGETED
+from esper.lab.outcomes import SEARCHED, STATIC_NET, group_of
+from esper.lab.runs import UNSHARED, Run, records_of
 from esper.lab.scoring import scored_config
 
 MIN_ENTROPY = 0.01

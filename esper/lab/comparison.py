@@ -9,30 +9,29 @@ from typing import Any
 import pandas as pd
 
 from esper.config import ConfigError, root_key
+from esper.evaluation.held_out import ONLINE, POLICIES
 from esper.lab.advise import LEAST, LONGER, acting_alike, continuing, measured_spread, next_experiment, states, unfinished
+from esper.lab.arms import AA_CONTROL
 from esper.lab.cautions import anomalies, early_baselines, other_hosts
 from esper.lab.costs import cost_table
-from esper.lab.design import AA_CONTROL, FILE, Design, command_of
-from esper.lab.evaluation import ONLINE, POLICIES
+from esper.lab.design import FILE, Design, command_of
 from esper.lab.integrity import check_runs, mixed, refuse_unlike
-from esper.lab.plan import deviations, listed_runs, lost_looks, other_settings, planned, scored_with
-from esper.lab.power import advice, spread_of
-from esper.lab.runs import (
+from esper.lab.looks import deviations, listed_runs, lost_looks, other_settings, planned, scored_with
+from esper.lab.outcomes import (
     GREEDY,
     OUTCOMES,
     REWARD_KEYS,
     TRAINING,
     CompareConfig,
     OutcomeSpec,
-    Run,
-    criterion_of,
+    compared,
     defines_return,
-    find_runs,
     paid_by,
 )
+from esper.lab.power import advice, spread_of
+from esper.lab.runs import Run, criterion_of, find_runs
 from esper.lab.scoring import Scoring, objective_of, read_scores, score_all, scored_config, scored_file, unseen_kinds
 from esper.lab.tables import host_table, seed_table
-from esper.stats.paired import Difference
 from esper.stats.power import PlannedTest
 from esper.stats.verdict import NOT_NORMAL, Conclusion, PairResult, compare_arms
 from esper.telemetry.tags import in_terms_of
@@ -56,20 +55,22 @@ class Comparison:
     """Every seed of the held-out hosts; see `seed_table`."""
     costs: pd.DataFrame
     """Costs of every arm; see `cost_table`."""
-    control_results: dict[str, PairResult]
+    controls: dict[str, PairResult]
     """The first arm and its A/A control, by outcome; empty without a control."""
     warnings: list[str]
     """What a reader should know about the runs before believing a verdict."""
-    design: Design | None = None
+    design: Design | None
     """The experiment with its plan; None for loose runs and for several experiments."""
     deviations: list[str]
     """Deviations from the plan. If there are any, the comparison is exploratory and has no verdict."""
-    folders: Sequence[Path] = ()
+    folders: Sequence[Path]
     """Folders of the experiment."""
-    overrides: Sequence[str] = ()
+    overrides: Sequence[str]
     """Evaluation overrides, planned or not."""
-    score: str = "accuracy"
+    score: str
     """Name of the hosts' score."""
+    floor: float
+    """Its lowest possible value [%]."""
 
     @property
     def arms(self) -> list[str]:
@@ -80,18 +81,13 @@ class Comparison:
     def unplanned(self) -> list[str]:
         """Differences from the planned comparison, as overrides: those of the evaluation, and other settings."""
         if self.design is None:
-            first, *others = self.folders or [Path()]
+            first, *others = self.folders
             return [*(f"with {folder.name}" for folder in others if (first / FILE).exists()), *self.overrides]
         changes = [one for one in self.overrides if one not in self.design.plan.score_overrides]
         settings = {name: got for name, (got, _) in other_settings(self.design, self.config).items()}
         if "outcome" in settings:
             settings.pop("margin", None)  # which has another unit then
         return [*changes, *(f"no {name}" if value == "[]" else f"{name}={value}" for name, value in settings.items())]
-
-    @property
-    def controls(self) -> dict[str, Difference]:
-        """Difference of the first arm to its A/A control, by outcome."""
-        return {name: result.difference for name, result in self.control_results.items()}
 
     @property
     def outcome(self) -> OutcomeSpec:
@@ -154,7 +150,7 @@ class Comparison:
         test = PlannedTest(margin=results[0].margin, looks=looks, alpha=self.config.alpha, pairs=len(pairs))
         open_ = [result for result in results if not (result.decided or self._is_alike(result))]
         lines += advice(spread, test) if spread and open_ else []
-        if self.folders and not self.deviations:
+        if not self.deviations:
             lines += next_experiment(open_ or results, self.design, self.folders[0], None if open_ else self._longer)
         return lines
 
@@ -182,7 +178,7 @@ class Comparison:
 
     def _about_control(self) -> list[str]:
         """Return sentences on the first arm and its A/A control: their difference, and what was left out of it."""
-        control = self.control_results.get(self.config.outcome)
+        control = self.controls.get(self.config.outcome)
         if control is None:
             return []
         lines = [f"warning: {control.difference.first} and {AA_CONTROL}: {warning}" for warning in _cautions(control)]
@@ -216,8 +212,8 @@ class Comparison:
         later = next((look for look in looks if look > blocks), None)
         if later is None or all(result.decided for result in self.results[self.config.outcome]):
             return []
-        more = f": {command_of(self.design, self.folders[0], blocks=later)}" if self.folders else ""
-        return [f"the next look, which may give a verdict, is at {later} blocks{more}"]
+        more = command_of(self.design, self.folders[0], blocks=later)
+        return [f"the next look, which may give a verdict, is at {later} blocks: {more}"]
 
     def _without_outcome(self) -> list[str]:
         """Name the arms whose runs are finished but lack the primary outcome."""
@@ -291,13 +287,14 @@ def compare(
         hosts=host_table(finished, scoring),
         seeds=seed_table(finished, scoring),
         costs=cost_table(finished, scoring),
-        control_results=_controls(tables, margins, config.alpha),
+        controls=_controls(tables, margins, config.alpha),
         warnings=[*warnings, *_rescored(finished, scoring), *unseen_kinds(finished, scoring)],
         design=design,
         deviations=deviating,
         folders=folders,
         overrides=overrides,
         score=" or ".join(sorted({one.score for one in objectives})),
+        floor=floor,
     )
 
 
@@ -365,13 +362,8 @@ def _outcomes(runs: Sequence[Run], config: CompareConfig, scoring: Scoring, log:
 
 def _check(config: CompareConfig, trained: Sequence[str], paid_alike: bool) -> None:
     """Raise ConfigError if the config does not fit the arms of the experiment."""
-    if clash := set(trained) & set(config.baselines):
-        raise ConfigError(f"baselines={clash.pop()} is already an arm: remove it from baselines")
-    arms = [arm for arm in (*trained, *config.baselines) if arm != AA_CONTROL]
-    if len(arms) < 2 and AA_CONTROL not in trained:
+    if len(compared(trained, config.baselines, config.against)) < 2 and AA_CONTROL not in trained:
         raise ConfigError("there is only one arm: name the folders of others, or add baselines, as in baselines=[static]")
-    if config.against not in (None, *arms):
-        raise ConfigError(f"against={config.against} is not an arm: choose from {', '.join(arms)}")
     if config.outcome == "return" and not paid_alike:
         raise ConfigError(f"outcome=return cannot compare arms with different {', '.join(REWARD_KEYS)}: choose outcome=accuracy")
 

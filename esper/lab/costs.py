@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from esper.lab.runs import SEARCHED, STATIC_NET, Run, records_of
+from esper.evaluation.held_out import SPENT
+from esper.lab.outcomes import SEARCHED, STATIC_NET
+from esper.lab.runs import Run, records_of
 from esper.lab.scoring import Scoring
 
 PARTS = ("training", "measuring", "policy", "search")
@@ -96,6 +98,6 @@ def cost_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
             elif name == STATIC_NET:
                 costs[name] = cost(search=choice[STATIC_NET]["flops"], seconds=choice[STATIC_NET]["seconds"])
         for name, found in costs.items():
-            parts = [np.mean(grown[name][key]) for key in ("training_flops", "measuring_flops", "policy_flops")]
+            parts = [np.mean(grown[name][key]) for key in SPENT]
             rows.append({"arm": run.arm if name == "policy" else name, "block": run.block, **found, "host": float(sum(parts))})
     return pd.DataFrame(rows, columns=["arm", "block", *PARTS, "total", "seconds", "host"])

@@ -8,7 +8,6 @@ Seeds and order of a block do not depend on the number of blocks, so that blocks
 experiment starts, under one digest that each run records.
 """
 
-import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -20,16 +19,15 @@ from typing import Any, cast
 
 import yaml
 
-from esper.checkpoint import CheckpointError, Checkpoints, load_run, update_of, write_whole
+from esper.checkpoint import CheckpointError, Checkpoints, fingerprint, load_run, update_of, write_whole
 from esper.cli.overrides import quoted, typed_as
-from esper.config import CHECKPOINTS, ConfigError, root_key
-from esper.lab.arms import NAME, read_arms
+from esper.config import ConfigError, root_key
+from esper.lab.arms import AA_CONTROL, NAME, has_control, read_arms, typed_arms
 from esper.seeding import stream_seed
+from esper.training.run_folder import CHECKPOINTS
 
 FILE = "design.json"
 """Name of the file in the folder of an experiment."""
-AA_CONTROL = "aa_control"
-"""Name of the arm that repeats the first one with another policy seed."""
 MAX_BLOCKS = 100_000
 """Bound on the number of blocks, so that an absurd one is refused before the runs are listed."""
 
@@ -239,15 +237,15 @@ def _change(name: str, there: Any, here: Any) -> str:
         )
         if not there and not here:
             return "the order of its overrides"
-    return f"{name} ({_brief(there)} there, {_brief(here)} here)"
+    return f"{name} ({brief(there)} there, {brief(here)} here)"
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
     """Return a value of a design as it is typed, or nearly so."""
     if isinstance(value, dict):
         return typed_arms(cast(dict[str, list[str]], value))
     if isinstance(value, list):
-        return f"[{' '.join(map(str, cast(list[Any], value)))}]"
+        return f"[{', '.join(map(str, cast(list[Any], value)))}]"
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -316,23 +314,6 @@ def refuse_seeds(overrides: Sequence[str]) -> None:
             raise ConfigError(f"{override} cannot be set in this sweep, whose seeds are drawn from root: set root instead")
 
 
-def typed_arms(arms: Mapping[str, Sequence[str]]) -> str:
-    """Return the value of `arms=` that gives these arms, the A/A control excepted."""
-    own = {arm: list(overrides) for arm, overrides in arms.items() if arm != AA_CONTROL or not has_control(arms)}
-    keys = {overrides[0].partition("=")[0] if len(overrides) == 1 else "" for overrides in own.values()}
-    if len(keys) == 1 and all(keys) and all(overrides == [f"{key}={arm}"] for key in keys for arm, overrides in own.items()):
-        return f"{keys.pop()}: {','.join(own)}"
-    split = any(len(override.split()) != 1 for overrides in own.values() for override in overrides)
-    plain = own if split else {arm: " ".join(overrides) for arm, overrides in own.items()}
-    return yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=MAX_BLOCKS, allow_unicode=True).strip()
-
-
-def has_control(arms: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether `aa_control` is a control, not an arm of that name: only a control repeats the first arm's overrides."""
-    first = next(iter(arms))
-    return AA_CONTROL in arms and first != AA_CONTROL and list(arms[AA_CONTROL]) == list(arms[first])
-
-
 def command_of(found: Design, folder: Path | None, *, blocks: int | None = None, more: Sequence[str] = ()) -> str:
     """Return the command of an experiment, rebuilt from its design, to be copied into a shell.
 
@@ -359,7 +340,7 @@ def command_of(found: Design, folder: Path | None, *, blocks: int | None = None,
     ]
     parts += [shlex.quote(f"baselines=[{','.join(plan.baselines)}]")] if plan.baselines else []
     parts += [shlex.quote(typed_overrides(plan.score_overrides))] if plan.score_overrides else []
-    keys = {override.partition("=")[0] for override in more}
+    keys = {override.strip("'").partition("=")[0] for override in more}
     parts = [part for part in parts if part.strip("'").partition("=")[0] not in keys]
     if folder is not None:
         launcher, own_options = _last_start(folder)  # a flag stands behind all overrides, or argparse cannot read them
@@ -391,8 +372,3 @@ def _in_shell(text: str) -> str:
         return shlex.quote(text)
     escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
     return f"$'{escaped}'"
-
-
-def fingerprint(value: Any) -> str:
-    """Return the SHA-256 of a value as JSON with sorted keys, as sha256sum prints it."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -3,7 +3,6 @@
 # U updates, B blocks
 
 import io
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +20,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import ColorType
 
+from esper.lab.arms import AA_CONTROL
 from esper.lab.comparison import wide
-from esper.lab.design import AA_CONTROL
-from esper.lab.runs import OutcomeSpec, Run, records_of
+from esper.lab.outcomes import OutcomeSpec
+from esper.lab.runs import Run, records_of
 from esper.stats.intervals import mean_interval
 from esper.telemetry.tags import in_terms_of
 from esper.training.run_folder import PAGE
@@ -72,9 +72,7 @@ def page_links(runs: Sequence[Run], folder: Path) -> dict[tuple[str, int], str]:
     return {cell: quote(os.path.relpath(page, folder)) for cell, page in pages.items() if page.exists()}
 
 
-def draw(
-    runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec, score: str = "accuracy", links: Links | None = None
-) -> list[Drawing]:
+def draw(runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec, score: str, floor: float, links: Links) -> list[Drawing]:
     """Draw all figures of an experiment.
 
     Args:
@@ -82,9 +80,9 @@ def draw(
         outcomes: the table of `Comparison.outcomes`.
         spec: the primary outcome.
         score: name of the hosts' score.
+        floor: its lowest possible value [%].
         links: pages of runs, to which their dots lead.
     """
-    links = links or {}
     linked = " A dot leads to the page of its run." if links else ""
     values_BA = wide(outcomes, spec.name)
     palette = color_sequences["tab20"]  # pairs of a dark and a light colour
@@ -101,7 +99,6 @@ def draw(
         )
     ]
     learning, joined, costs = (one.figure for one in drawings)
-    floor = 0.0 if score == "accuracy" else -math.inf
     learning_curves(learning.subplots(), finished, colours, floor=floor, bands=few)
     slopes(joined.subplots(), values_BA, spec, colours, links)
     front(costs.subplots(), wide(outcomes, "parameters"), wide(outcomes, "accuracy"), colours, links)

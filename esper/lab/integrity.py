@@ -6,10 +6,11 @@ from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from esper.config import ALIASES, CHECKPOINTS, ConfigError, root_key
+from esper.config import ALIASES, ConfigError, root_key
 from esper.lab.design import FILE, Cell, Design
 from esper.lab.runs import Run, measures_hosts
 from esper.training import provenance
+from esper.training.run_folder import CHECKPOINTS
 
 YES, NO = ("true", "yes", "on", "y", "1"), ("false", "no", "off", "n", "0")
 """Spellings of truth values that a config takes."""

@@ -4,7 +4,6 @@
 the whole machine.
 """
 
-import logging
 import multiprocessing
 import os
 import threading
@@ -15,19 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn
-from hydra.plugins.launcher import Launcher
-from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, RunMode, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from hydra.types import RunMode
 
-from esper.checkpoint import write_whole
-from esper.cli.failures import end
 from esper.env.shard_pool import all_cores
-from esper.lab.design import FILE, Cell, Design
-from esper.lab.sweep_progress import SweepProgress
-from esper.telemetry.text import counted
+from esper.lab.design import FILE, Design
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,70 +83,7 @@ def cores_each(launcher: Any) -> int | None:
     return 1 if cores is None and kind == "LocalLauncher" else cores
 
 
-class CellSweeper(Sweeper):
-    """Base of Hydra sweepers whose runs are cells; subclasses define which."""
-
-    def __init__(self, **arguments: Any) -> None:
-        self.arguments = arguments
-        """Arguments of the sweep, as Hydra parsed them."""
-        self.hydra_context: HydraContext | None = None
-        self.config: DictConfig | None = None
-        self.launcher: Launcher | None = None
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.hydra_context, self.config = hydra_context, config
-        self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the sweep."""
-        assert self.config is not None
-        return Path(self.config.hydra.sweep.dir)
-
-    def save_config(self) -> None:
-        """Write the config of the whole command into the folder, as Hydra's own sweepers do.
-
-        Raises:
-            DiskError: it cannot be written.
-        """
-        write_whole(self.folder / "multirun.yaml", OmegaConf.to_yaml(self.config))
-
-    def run_cells(self, title: str, cells: Sequence[Cell]) -> list[JobReturn]:
-        """Launch the cells that are not finished, in order, and wait for them; see `end_if_failed` for those that failed.
-
-        Args:
-            title: title of the cells, for the progress line.
-            cells: all cells, finished or not.
-        """
-        assert self.config is not None
-        assert self.launcher is not None
-        launcher = self.config.hydra.launcher
-        pending = [(cell, overrides) for cell in cells if (overrides := cell.pending(self.folder)) is not None]
-        jobs, folders = [overrides for _, overrides in pending], [self.folder / cell.folder for cell, _ in pending]
-        done = len(cells) - len(jobs)
-        logs = f"; logs of the others are in {_logs(launcher)}" if jobs and _logs(launcher) else ""
-        for name in ("hydra", "hydra_plugins"):  # launchers log all overrides of all runs, which the folder holds anyway
-            logging.getLogger(name).setLevel(logging.WARNING)
-        print(f"{self.folder}: {title}, {done} of {counted(len(cells), 'run')} done{logs}", flush=True)
-        results: list[JobReturn] = []
-        with SweepProgress(folders, done=done):
-            for batch in _batches(jobs, launcher):
-                try:
-                    found = self.launcher.launch(batch, initial_job_idx=done + len(results))
-                except Exception as error:
-                    if not type(error).__module__.startswith("submitit."):
-                        raise
-                    end(1, f"a run was killed on its machine: {error}")  # the traceback would be submitit's
-                results += found
-        return results
-
-
-def _logs(launcher: Any) -> str | None:
-    """Return the folder to which runs redirect their output, if the launcher does so."""
-    return str(Path(launcher.submitit_folder).parent) if "submitit_folder" in launcher else None
-
-
-def _batches(jobs: Sequence[list[str]], launcher: Any) -> list[Sequence[list[str]]]:
+def batches(jobs: Sequence[list[str]], launcher: Any) -> list[Sequence[list[str]]]:
     """Split jobs into batches to launch one after another.
 
     All launchers have a queue except submitit's local one, which starts a process for every job at once.

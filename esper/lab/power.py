@@ -13,8 +13,8 @@ import pandas as pd
 
 from esper.cli.overrides import config_of
 from esper.config import FORMER, ConfigError, standalone_agents
-from esper.lab.design import AA_CONTROL, FILE, AnalysisPlan, Design
-from esper.lab.runs import BASELINES, OUTCOMES
+from esper.lab.design import FILE, AnalysisPlan, Design
+from esper.lab.outcomes import BASELINES, OUTCOMES, compared
 from esper.stats.paired import MIN_BLOCKS, likely_spread
 from esper.stats.power import PlannedTest, VarianceParts, variance_parts
 from esper.telemetry.text import percent
@@ -125,8 +125,7 @@ def expected_power(design: Design) -> list[str]:
         ConfigError: the pilot cannot be used.
     """
     plan = design.plan
-    arms = [*(arm for arm in design.arms if arm != AA_CONTROL), *plan.baselines]
-    pairs = [pair for pair in combinations(arms, 2) if plan.against in (None, *pair)]
+    pairs = [pair for pair in combinations(compared(design.arms, plan.baselines), 2) if plan.against in (None, *pair)]
     if not pairs:
         return []
     if plan.pilot is not None:
@@ -171,15 +170,10 @@ def _task(design: Design) -> str | None:
     for own in design.arms.values():
         settings = (one.partition("=") for one in (*design.common, *own))
         tasks |= {value for key, _, value in settings if key in ("task", "experiment")} or {"digits"}
-    growth = all(setting == "env=growth" for setting in _settings(design, "env"))
+    every = [*design.common, *(override for own in design.arms.values() for override in own)]
+    growth = all(override == "env=growth" for override in every if override.startswith("env="))
     alike = growth and len(tasks) == 1 and not design.plan.score_overrides
     return tasks.pop() if alike and tasks <= TYPICAL.keys() else None
-
-
-def _settings(design: Design, *keys: str) -> list[str]:
-    """Return the overrides of these keys, whether of all runs or of an arm."""
-    every = [*design.common, *(override for own in design.arms.values() for override in own)]
-    return [override for override in every if override.partition("=")[0] in keys]
 
 
 def _pilot_spread(plan: AnalysisPlan, pairs: Pairs) -> Spread:

@@ -15,14 +15,15 @@ from rich.table import Table
 
 from esper.checkpoint import write_whole
 from esper.cli.transfer import slug
+from esper.evaluation.forest import Row, forest
+from esper.evaluation.held_out import ONLINE
 from esper.lab.about import WORDS, arms_table, config_table, facts, plan_text
+from esper.lab.arms import AA_CONTROL
 from esper.lab.comparison import Comparison
 from esper.lab.costs import PARTS
-from esper.lab.design import AA_CONTROL, command_of
-from esper.lab.evaluation import ONLINE
+from esper.lab.design import command_of
 from esper.lab.figures import Drawing, draw, page_links
-from esper.lab.forest import Row, forest
-from esper.lab.runs import OUTCOMES
+from esper.lab.outcomes import OUTCOMES
 from esper.lab.tables import blocks_of, grown, latex, p_of, spreads, tested, varies
 from esper.telemetry.seed_table import HEAD as HEADS
 from esper.telemetry.seed_table import LEGEND, TITLE, rows_of
@@ -65,7 +66,7 @@ def differences(found: Comparison) -> pd.DataFrame:
                 {"outcome": name, **plain.pop("difference"), "after_look": after, **plain, "verdict": result.verdict.value}
             )
         if control := found.controls.get(name):
-            rows.append({"outcome": name, **asdict(control), "after_look": 0, "verdict": "control"})
+            rows.append({"outcome": name, **asdict(control.difference), "after_look": 0, "verdict": "control"})
     flat = pd.json_normalize(rows, sep="_").rename(columns=lambda name: name.removeprefix("mean_").removesuffix("_mean"))
     if not rows:
         return pd.DataFrame(columns=["outcome", "blocks"])
@@ -88,8 +89,7 @@ def tables(found: Comparison) -> list[dict[str, Any]]:
     rows = [[arm, str(counts[arm]), *(_number(mean[arm]) for mean in means)] for arm in found.arms]
     heads = {name: in_terms_of(found.score, spec.label).replace(" ", "\n") for name, spec in measured.items()}
     units = [f"{heads[name]}{in_brackets(spec.unit, chr(10))}" for name, spec in measured.items()]
-    caption = MEANS
-    shown = [{"caption": caption, "head": ["arm", "blocks", *units], "rows": rows}, _costs(found), *_seeds(found)]
+    shown = [{"caption": MEANS, "head": ["arm", "blocks", *units], "rows": rows}, _costs(found), *_seeds(found)]
     pairs = differences(found)
     for name in sorted(measured, key=decisive.__ne__):
         chosen = pairs[(pairs["outcome"] == name) & ((pairs["blocks"] >= 2) | (name == decisive))]
@@ -254,7 +254,7 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
         DiskError: a file cannot be written.
     """
     links, pairs = page_links(found.runs, folder), differences(found)
-    drawings = draw(found.runs, found.outcomes, found.outcome, found.score, links)
+    drawings = draw(found.runs, found.outcomes, found.outcome, found.score, found.floor, links)
     files: dict[str, str | bytes] = {
         "report.html": _page(found, drawings, command),
         "comparison.json": json.dumps(summary(found), indent=1, allow_nan=False) + "\n",
@@ -290,7 +290,7 @@ def _page(found: Comparison, drawings: Sequence[Drawing], command: str) -> str:
         tables=tables(found),
         figures=[{"image": one.inline(), "caption": one.caption} for one in drawings],
         command=command,
-        experiment=command_of(found.design, found.folders[0]) if found.design and found.folders else None,
+        experiment=command_of(found.design, found.folders[0]) if found.design else None,
         plan=None if found.design is None else plan_text(found.design, found.score),
     )
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from esper.checkpoint import fingerprint
 from esper.config import ConfigError, root_key
-from esper.lab.design import FILE, Design, fingerprint
+from esper.lab.design import FILE, Design
 
 
 def new_root(*facts: object) -> int:

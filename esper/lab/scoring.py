@@ -15,24 +15,23 @@ from typing import Any, cast
 import numpy as np
 from joblib import Parallel, delayed
 
-from esper.checkpoint import load_run, write_whole
+from esper.checkpoint import fingerprint, write_whole
 from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug, transferred
 from esper.config import Config, ConfigError
 from esper.env.devices import take_turn
 from esper.env.shard_pool import available_cores, limit_cores
+from esper.evaluation.held_out import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
+from esper.evaluation.per_host import PREFIX, HostSearch
 from esper.growth.objective import Objective
-from esper.lab.design import fingerprint
-from esper.lab.evaluation import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
 from esper.lab.launch import end_with_parent
-from esper.lab.per_host import PREFIX, HostSearch
-from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, TRAINING, Run, is_chosen, records_of
+from esper.lab.outcomes import BASELINES, SEARCHED, STATIC_NET, TRAINING, is_chosen
+from esper.lab.runs import Run, records_of
 from esper.plugins import load_plugins, named_plugins
 from esper.task.kinds import condensed
 from esper.telemetry.text import counted, duration
 from esper.training.config_io import flat, from_plain, to_plain
 from esper.training.provenance import versions
-from esper.training.resume import find_checkpoint
 from esper.training.run_folder import writing_reports
 
 HostRows = dict[str, dict[str, list[Any]]]
@@ -58,7 +57,7 @@ class Scoring:
     overrides: Sequence[str] = ()
     """Evaluation overrides for all policies, such as task=mnist5k."""
     by: str = "return"
-    """By what schedules, nets and searches are chosen: one of `esper.lab.per_host.OBJECTIVES`."""
+    """By what schedules, nets and searches are chosen: one of `esper.evaluation.per_host.OBJECTIVES`."""
 
     @property
     def outcomes(self) -> tuple[str, ...]:
@@ -147,7 +146,7 @@ def scored_file(run: Run, hosts: int, overrides: Sequence[str] = ()) -> Path:
 def score(run: Run, hosts: int, overrides: Sequence[str] = (), *, online: bool = False) -> dict[str, float]:
     """Return the outcomes of a finished run by name; outcomes of training are left out with evaluation overrides."""
     scoring = Scoring(hosts=hosts, baselines=(), arm=run.arm, online=online, overrides=overrides)
-    greedy = from_plain(load_run(find_checkpoint(str(run.folder), "folder"))["config"]).agent.greedy
+    greedy = from_plain(run.saved).agent.greedy
     rows = _grown(run, scoring, POLICIES if greedy else POLICIES[:1])
     scores = {name: float(np.mean(rows["policy"][name])) for name in scoring.outcomes}
     if greedy:
@@ -174,7 +173,7 @@ def scored_config(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _config(run: Run, overrides: Sequence[str]) -> Config:
-    config = from_plain(load_run(find_checkpoint(str(run.folder), "folder"))["config"])
+    config = from_plain(run.saved)
     return transferred(config, list(overrides)) if overrides else config
 
 

@@ -7,6 +7,7 @@ several seeds, and requires Optuna below 3.
 Every sweep imports this file, so whatever imports the statistics, which takes seconds, is imported late.
 """
 
+import logging
 import shlex
 import warnings
 from collections.abc import Sequence
@@ -14,14 +15,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
 
+from esper.checkpoint import write_whole
 from esper.cli.command import in_one_sentence
-from esper.cli.failures import Failure, end_if_failed, failures
-from esper.config import Config, ConfigError, typed
-from esper.lab.design import FILE
-from esper.lab.launch import CellSweeper
+from esper.cli.failures import Failure, end, end_if_failed, failures
+from esper.cli.overrides import config_of
+from esper.config import Config, ConfigError
+from esper.lab.design import FILE, Cell
+from esper.lab.launch import batches
 from esper.lab.search_space import search_space
+from esper.lab.sweep_progress import SweepProgress
 from esper.sweeps import TuneConfig
 from esper.telemetry.text import counted
 from esper.training.config_io import flat, to_plain
@@ -38,6 +47,69 @@ def _check_measured(outcome: str, configs: Sequence[Config]) -> None:
                 f"outcome=accuracy_greedy needs a policy that samples its actions, and agent={config.choice('agent')} does not: "
                 "choose outcome=accuracy"
             )
+
+
+class CellSweeper(Sweeper):
+    """Base of Hydra sweepers whose runs are cells; subclasses define which."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.arguments = arguments
+        """Arguments of the sweep, as Hydra parsed them."""
+        self.hydra_context: HydraContext | None = None
+        self.config: DictConfig | None = None
+        self.launcher: Launcher | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the sweep."""
+        assert self.config is not None
+        return Path(self.config.hydra.sweep.dir)
+
+    def save_config(self) -> None:
+        """Write the config of the whole command into the folder, as Hydra's own sweepers do.
+
+        Raises:
+            DiskError: it cannot be written.
+        """
+        write_whole(self.folder / "multirun.yaml", OmegaConf.to_yaml(self.config))
+
+    def run_cells(self, title: str, cells: Sequence[Cell]) -> list[JobReturn]:
+        """Launch the cells that are not finished, in order, and wait for them; see `end_if_failed` for those that failed.
+
+        Args:
+            title: title of the cells, for the progress line.
+            cells: all cells, finished or not.
+        """
+        assert self.config is not None
+        assert self.launcher is not None
+        launcher = self.config.hydra.launcher
+        pending = [(cell, overrides) for cell in cells if (overrides := cell.pending(self.folder)) is not None]
+        jobs, folders = [overrides for _, overrides in pending], [self.folder / cell.folder for cell, _ in pending]
+        done = len(cells) - len(jobs)
+        logs = f"; logs of the others are in {_logs(launcher)}" if jobs and _logs(launcher) else ""
+        for name in ("hydra", "hydra_plugins"):  # launchers log all overrides of all runs, which the folder holds anyway
+            logging.getLogger(name).setLevel(logging.WARNING)
+        print(f"{self.folder}: {title}, {done} of {counted(len(cells), 'run')} done{logs}", flush=True)
+        results: list[JobReturn] = []
+        with SweepProgress(folders, done=done):
+            for batch in batches(jobs, launcher):
+                try:
+                    found = self.launcher.launch(batch, initial_job_idx=done + len(results))
+                except Exception as error:
+                    if not type(error).__module__.startswith("submitit."):
+                        raise
+                    end(1, f"a run was killed on its machine: {error}")  # the traceback would be submitit's
+                results += found
+        return results
+
+
+def _logs(launcher: Any) -> str | None:
+    """Return the folder to which runs redirect their output, if the launcher does so."""
+    return str(Path(launcher.submitit_folder).parent) if "submitit_folder" in launcher else None
 
 
 class BlockSweeper(CellSweeper):
@@ -95,7 +167,7 @@ class TuneSweeper(CellSweeper):
     @staticmethod
     def check(hydra: DictConfig, common: Sequence[str], configs: Sequence[Config]) -> None:
         """Raise ConfigError if runs with these configs do not measure the outcome of the tuning, or not the same one."""
-        from esper.lab.runs import paid_by
+        from esper.lab.outcomes import paid_by
 
         outcome = str(hydra.sweeper.outcome)
         _check_measured(outcome, configs)
@@ -129,15 +201,9 @@ class TuneSweeper(CellSweeper):
 
     def _fault(self, overrides: list[str]) -> str | None:
         """Return the reason why these overrides, valid one by one, do not fit together; None if they do."""
-        assert self.hydra_context is not None
-        assert self.config is not None
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
-        with open_dict(config):
-            del config["hydra"]
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the run itself warns
-                typed(config)
+            with warnings.catch_warnings(action="ignore"):  # the run itself warns
+                config_of(overrides)
         except ConfigError as error:
             return str(error)
         return None

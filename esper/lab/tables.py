@@ -3,12 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import fields
-from math import isfinite
 from typing import Any
 
 import pandas as pd
 
-from esper.lab.evaluation import POLICIES
+from esper.evaluation.held_out import POLICIES
 from esper.lab.runs import Run
 from esper.lab.scoring import Scoring
 from esper.measure.seed_log import Seed, SeedStats, grouped
@@ -123,7 +122,7 @@ def latex(differences: pd.DataFrame) -> str:
             "second": row.second,
             "blocks": blocks_of(row),
             "difference": f"{row.mean:.4g}",
-            "95 % interval": f"{row.low:.4g} to {row.high:.4g}" if isfinite(row.low) else "",
+            "95 % interval": f"{row.low:.4g} to {row.high:.4g}" if math.isfinite(row.low) else "",
             "p": p_of(row.p if row.verdict == "control" else row.p_holm) if tested(row) else "",  # a control needs no correction
             "p within": p_of(row.p_equivalence if row.verdict == "control" else row.p_equivalence_holm) if tested(row) else "",
             "verdict": row.verdict,

@@ -17,14 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from esper.checkpoint import write_whole
+from esper.checkpoint import fingerprint, write_whole
 from esper.cli.overrides import config_of
 from esper.config import ConfigError
-from esper.lab.design import Cell, draw_seeds, fingerprint
-from esper.lab.evaluation import ONLINE
+from esper.evaluation.held_out import ONLINE
+from esper.lab.arms import typed_arms
+from esper.lab.design import Cell, draw_seeds
 from esper.lab.integrity import check_values
+from esper.lab.outcomes import OUTCOMES, unknown_outcome
 from esper.lab.roots import new_root
-from esper.lab.runs import OUTCOMES, find_runs, unknown_outcome
+from esper.lab.runs import find_runs
 from esper.lab.scoring import score
 from esper.lab.search_space import BASELINE, SearchSpace
 from esper.seeding import stream
@@ -206,7 +208,7 @@ class Tuning:
         if best is None or best.gain.mean <= 0:
             return [*lines, "no trial gained anything over the baseline"]
         common = [override for override in self.space.common if not override.startswith("sweep=")]
-        arms = f'arms={{{BASELINE}: "", tuned: {json.dumps(" ".join(best.overrides))}}}'
+        arms = f"arms={typed_arms({BASELINE: [], 'tuned': best.overrides})}"
         asked, usual = self.space.config, TuneConfig()
         # A tuning by validation accuracy keeps the test samples for the experiment, whose default is test accuracy.
         claims = [

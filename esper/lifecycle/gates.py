@@ -1,4 +1,4 @@
-"""The `gates` group: conditions for a seed to enter its next stage, as pure functions on arrays.
+"""The `gates` group: conditions for a seed to enter its next stage, as pure functions on arrays, and checks of its config.
 
 A gate with a threshold stays closed until the value is measured: NaN never passes.
 """
@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from esper.lifecycle.roles import Incubation
+from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import BoolArray, FloatArray, SlotState, Stage
 from esper.ranges import check_ranges
 
@@ -125,3 +127,47 @@ def gradient_ratio(
     known = np.isfinite(seed_norm_NS) & np.isfinite(host_N1) & (params_NS > 0)
     ratio = np.where(known, seed_norm_NS, 0.0) / np.maximum(host_N1, 1e-8) * np.sqrt(host_params / np.maximum(params_NS, 1))
     return np.where(known, np.where(host_N1 < 1e-8, 0.0, ratio), np.nan).astype(np.float32)
+
+
+def check_gates(slots: SlotsConfig, gates: GatesConfig, *, frozen: bool, steady: bool) -> None:
+    """Raise ValueError if the gate out of training can never open.
+
+    Args:
+        frozen: True if hosts are frozen.
+        steady: True if the data never changes.
+    """
+    if frozen and gates.min_gradient_ratio is not None:
+        raise ValueError(
+            f"gates.min_gradient_ratio={gates.min_gradient_ratio} needs gradients of the host, and host.frozen=true "
+            "computes none: set gates.min_gradient_ratio=null"
+        )
+    least = gates.min_training + ("training" not in slots.auto_advance)  # a germinated seed ages, but does not learn yet
+    bounds = {"min_gradient_ratio": gates.min_gradient_ratio, "max_gradient_norm": gates.max_gradient_norm}
+    bound = next((f"gates.{key}={bound}" for key, bound in bounds.items() if bound is not None), None)
+    if bound is not None and 0 < slots.learning_epochs < least:
+        raise ValueError(
+            f"{bound} can never be met: with gates.min_training={gates.min_training} a seed is compared with it only after its "
+            f"slots.learning_epochs={slots.learning_epochs}, when it has no gradient: raise slots.learning_epochs to at least "
+            f"{least}, lower gates.min_training, or set {bound.partition('=')[0]}=null"
+        )
+    behind = frozen and steady and slots.incubation != Incubation.none
+    if behind and gates.min_improvement is not None and gates.min_improvement > 0:
+        raise ValueError(
+            f"gates.min_improvement={gates.min_improvement} can never be met: with host.frozen=true the accuracy stays the same "
+            "while seeds train behind the host: set gates.min_improvement=null, or slots.incubation=none"
+        )
+
+
+def shortest_life(slots: SlotsConfig, gates: GatesConfig, ticks: int) -> int:
+    """Return the steps from germination to fossilisation, both included, if every gate is passed as soon as it opens.
+
+    A gate that is passed automatically (`slots.auto_advance`) takes no extra step; any other takes the action of a later step.
+
+    Args:
+        ticks: length of the seed's first ramp [host epochs].
+    """
+    auto, incubates = slots.auto_advance, slots.incubation != Incubation.none
+    blending = max(ticks - ("holding" in auto), gates.min_blending) if incubates else 0
+    held_by_hand = ("holding" if incubates else "blending") not in auto
+    at_once = held_by_hand and "fossilized" in auto  # `tick` follows the action: held and fossilized in one step
+    return gates.min_training + blending + 2 + ("training" not in auto) - at_once

@@ -174,50 +174,6 @@ def tick(state: SlotState, slots: SlotsConfig, gates: GatesConfig) -> SlotState:
     return replace(state, stage_age=state.stage_age + 1, seed_age=state.seed_age + state.within(*OCCUPIED))
 
 
-def check_gates(slots: SlotsConfig, gates: GatesConfig, *, frozen: bool, steady: bool) -> None:
-    """Raise ValueError if the gate out of training can never open.
-
-    Args:
-        frozen: True if hosts are frozen.
-        steady: True if the data never changes.
-    """
-    if frozen and gates.min_gradient_ratio is not None:
-        raise ValueError(
-            f"gates.min_gradient_ratio={gates.min_gradient_ratio} needs gradients of the host, and host.frozen=true "
-            "computes none: set gates.min_gradient_ratio=null"
-        )
-    least = gates.min_training + ("training" not in slots.auto_advance)  # a germinated seed ages, but does not learn yet
-    bounds = {"min_gradient_ratio": gates.min_gradient_ratio, "max_gradient_norm": gates.max_gradient_norm}
-    bound = next((f"gates.{key}={bound}" for key, bound in bounds.items() if bound is not None), None)
-    if bound is not None and 0 < slots.learning_epochs < least:
-        raise ValueError(
-            f"{bound} can never be met: with gates.min_training={gates.min_training} a seed is compared with it only after its "
-            f"slots.learning_epochs={slots.learning_epochs}, when it has no gradient: raise slots.learning_epochs to at least "
-            f"{least}, lower gates.min_training, or set {bound.partition('=')[0]}=null"
-        )
-    behind = frozen and steady and slots.incubation != Incubation.none
-    if behind and gates.min_improvement is not None and gates.min_improvement > 0:
-        raise ValueError(
-            f"gates.min_improvement={gates.min_improvement} can never be met: with host.frozen=true the accuracy stays the same "
-            "while seeds train behind the host: set gates.min_improvement=null, or slots.incubation=none"
-        )
-
-
-def shortest_life(slots: SlotsConfig, gates: GatesConfig, ticks: int) -> int:
-    """Return the steps from germination to fossilisation, both included, if every gate is passed as soon as it opens.
-
-    A gate that is passed automatically (`slots.auto_advance`) takes no extra step; any other takes the action of a later step.
-
-    Args:
-        ticks: length of the seed's first ramp [host epochs].
-    """
-    auto, incubates = slots.auto_advance, slots.incubation != Incubation.none
-    blending = max(ticks - ("holding" in auto), gates.min_blending) if incubates else 0
-    held_by_hand = ("holding" if incubates else "blending") not in auto
-    at_once = held_by_hand and "fossilized" in auto  # `tick` follows the action: held and fossilized in one step
-    return gates.min_training + blending + 2 + ("training" not in auto) - at_once
-
-
 def _recycle(state: SlotState, slots: SlotsConfig) -> SlotState:
     """Make emptied slots available again."""
     state = _enter(state, state.within(Stage.EMBARGOED) & (state.stage_age >= slots.embargo), Stage.DORMANT)

@@ -109,7 +109,6 @@ class OneSeedConfig(SlotsConfig):
     """Every slot, at most one seed per host: a test of where and whether to grow."""
 
     max_seeds: int = 1
-    """Maximum number of seeds per host, live and fossilized together, at least 0; 0: no limit."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -122,10 +121,7 @@ class InServiceConfig(SlotsConfig):
     """Every slot, with seeds that are active at once and learn for eight host epochs: for deployed hosts."""
 
     incubation: Incubation = Incubation.none
-    """Training of a seed before it is blended in: straight_through, closed_loop or none."""
     learning_epochs: int = 8
-    """Host epochs in which a seed learns, counted from its germination, at least 0; then its parameters stay constant. 0: no
-    limit. Lower: timing matters more, since a seed learns only the data of its time."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -133,9 +129,7 @@ class OnePermanentConfig(InServiceConfig):
     """As in_service, with one seed per host that stays for good: a test of when to commit."""
 
     max_seeds: int = 1
-    """Maximum number of seeds per host, live and fossilized together, at least 0; 0: no limit."""
     auto_advance: list[str] = field(default_factory=lambda: list(GATES))
-    """Stages entered without an action as soon as their gate opens: any of training, blending, holding, fossilized."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -110,11 +110,6 @@ class SlotState:
     """Standard error of the contribution [pp]."""
     measured: BoolArray
     """True if the contribution of this seed was ever measured."""
-    fresh: BoolArray
-    """True if the contribution was measured in the last host epoch; false behind the host and at alpha 0."""
-    velocity: FloatArray
-    """Rate of change of the contribution [pp / host epoch], NaN before two consecutive measurements; see
-    `attribution.velocity`."""
     gradient_ratio: FloatArray
     """Ratio of the seed's to its host's gradient per parameter in the last epoch; see `gates.gradient_ratio`."""
     gradient_norm: FloatArray
@@ -155,7 +150,7 @@ def _is_one_of(stages: tuple[Stage, ...]) -> BoolArray:
 
 
 _DTYPES: dict[Any, Any] = {IntArray: np.int64, FloatArray: np.float32, BoolArray: np.bool_}
-_UNKNOWN = ("accuracy", "accuracy_start", "velocity", "gradient_ratio", "gradient_norm")
+_UNKNOWN = ("accuracy", "accuracy_start", "gradient_ratio", "gradient_norm")
 """Fields that are NaN before their first measurement."""
 
 

@@ -147,20 +147,3 @@ def sampled_shapley(
     drawn_OC = np.stack([weigh(pair, place, len(accuracy_V)) @ accuracy_V for pair in pairs])
     value_C, sample_C = effects([mean(each) for each in zip(*pairs, strict=True)], place, accuracy_V, covariance_VV)
     return value_C, np.hypot(sample_C, drawn_OC.std(axis=0, ddof=1) / np.sqrt(len(pairs)))
-
-
-def velocity(
-    velocity: npt.NDArray[np.float32], before: npt.NDArray[np.float32], now: npt.NDArray[np.float32], keep: float = 0.7
-) -> npt.NDArray[np.float32]:
-    """Return the rate of change of contributions [pp / host epoch]: v' = keep * v + (1 - keep) * (now - before).
-
-    It starts at the first difference, and is NaN before.
-
-    Args:
-        velocity: v, NaN where there is none yet.
-        before: the contribution one epoch ago, NaN where it was not measured then.
-        now: the contribution, NaN where it was not measured now.
-        keep: share of the old velocity.
-    """
-    change = now - before
-    return np.where(np.isnan(velocity), change, keep * velocity + (1 - keep) * change).astype(np.float32)

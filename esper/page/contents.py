@@ -1,6 +1,5 @@
 """Everything that the page of a run shows, read from its folder."""
 
-import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +9,8 @@ from typing import Any
 from esper.cli.help import as_typed
 from esper.cli.overrides import config_of
 from esper.config import Config, ConfigError
-from esper.lab.evaluated import best_baseline, oracle_sentence
-from esper.lab.evaluation import ORACLE
+from esper.evaluation.held_out import ORACLE
+from esper.evaluation.presentation import best_baseline, oracle_sentence
 from esper.page import best, costs, findings, lead
 from esper.page.curves import HEALTH, SHOWN, Chart, curves, reward_tags, taught
 from esper.page.evaluations import Evaluated, controllers, evaluations, head, largest, richest
@@ -20,8 +19,7 @@ from esper.page.packing import packed, selection
 from esper.page.seeds import seed_rows
 from esper.page.status import Status, status_of
 from esper.stats.intervals import Interval
-from esper.telemetry.jsonl import read_records
-from esper.telemetry.seed_table import LEGEND
+from esper.telemetry.jsonl import read_records, records_of
 from esper.telemetry.text import counted
 from esper.telemetry.traces import NEVER, Table, read_trace, traced_evaluation, traced_updates
 from esper.training.config_io import dotted, flat, from_plain, to_plain
@@ -80,8 +78,8 @@ class Contents:
     curves: dict[str, list[Chart]]
     taught: int
     """Last update in which the policy imitated its teacher; 0 without one."""
-    seeds: tuple[str, str, list[list[str]]]
-    """Table of seeds by blueprint, slot and kind: whose hosts, legend, rows; no rows without hosts that train."""
+    seeds: tuple[str, list[list[str]]]
+    """Table of seeds by blueprint, slot and kind: whose hosts, and rows; no rows without hosts that train."""
     terms: list[Chart]
     """Reward by term."""
     traces: list[dict[str, Any]]
@@ -148,7 +146,7 @@ def gather(folder: Path, hosts: int | None = None) -> Contents:
         evaluations=[one.file for one in found if one is not evaluated],
         curves=_curves(records, score, config),
         taught=taught(records),
-        seeds=_seeds(folder, tables, update, score),
+        seeds=_seeds(folder, tables, update),
         terms=curves(records, reward_tags(records), score),
         traces=traces,
         events=any("events" in one["columns"] for one in traces),
@@ -292,23 +290,22 @@ def _training(update: int, table: Table) -> tuple[str, Table]:
     return f"update {update}, {shown}", {name: values[: MOST_HOSTS * steps] for name, values in table.items()}
 
 
-def _seeds(folder: Path, tables: Mapping[str, Table], update: int, score: str) -> tuple[str, str, list[list[str]]]:
+def _seeds(folder: Path, tables: Mapping[str, Table], update: int) -> tuple[str, list[list[str]]]:
     """Return the table of seeds on held-out hosts, else in the last update with a trace."""
     if "policy" in tables:
-        return f"Held-out hosts after {counted(update, 'update')}.", LEGEND, seed_rows(tables["policy"])
+        return f"Held-out hosts after {counted(update, 'update')}.", seed_rows(tables["policy"])
     traced = traced_updates(folder)
     if not traced:
-        return "", LEGEND, []
+        return "", []
     newest = max(traced)
-    return f"Training hosts of update {newest}.", LEGEND, seed_rows(read_trace(traced[newest]))
+    return f"Training hosts of update {newest}.", seed_rows(read_trace(traced[newest]))
 
 
 def _anomalies(folder: Path) -> list[str]:
     path = folder / "events.jsonl"
     if not path.exists():
         return []
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-    found = [record for record in records if record.get("event") == "anomaly"]
+    found = [record for _, record in records_of(path) if record.get("event") == "anomaly"]
     return [f"update {one['update']}: {one['kind'].replace('_', ' ')}: {one['meaning']}; {one['remedy']}" for one in found]
 
 

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from esper.config import GROUPS
-from esper.lab.evaluation import ORACLE
-from esper.lab.per_host import PREFIX
-from esper.page.findings import signed
+from esper.evaluation.held_out import ORACLE
+from esper.evaluation.per_host import PREFIX
 from esper.stats.intervals import mean_interval
 from esper.telemetry.tags import in_terms_of
 from esper.telemetry.traces import Table
@@ -158,4 +157,4 @@ def _over(values: Sequence[float], own: Sequence[float], name: str) -> str:
     if name == "policy" or not len(values) or len(values) != len(own):
         return ""
     difference_N = np.array(values, dtype=np.float64) - np.array(own, dtype=np.float64)
-    return signed(mean_interval(difference_N)) if np.isfinite(difference_N).all() else ""
+    return mean_interval(difference_N).signed if np.isfinite(difference_N).all() else ""

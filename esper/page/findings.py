@@ -4,16 +4,14 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from esper.lab.evaluation import ORACLE, POLICIES, REPLAY
-from esper.lab.per_host import PREFIX
-from esper.stats.intervals import Interval, mean_interval
+from esper.stats.intervals import Interval, mean_interval, with_sign
 from esper.task.kinds import PASSES, STAYS, condensed
 from esper.telemetry.text import counted, percent
 from esper.telemetry.traces import Table
@@ -57,9 +55,9 @@ def cards(table: Table, never: Table, *, score: str, host: Mapping[str, float], 
     """
     found: list[Card] = []
     if better := gain(table, never, "test_accuracy"):
-        found.append(Card(value=f"{signed(better)} pp", label=f"test {score} beyond never growing"))
+        found.append(Card(value=f"{better.signed} pp", label=f"test {score} beyond never growing"))
     if worth := gain(table, never, "return"):
-        found.append(Card(value=signed(worth), label="points of return beyond never growing"))
+        found.append(Card(value=worth.signed, label="points of return beyond never growing"))
     if better:
         other = f"; {results(greedy, 'test_accuracy').mean():.1f} % with the most probable actions" if greedy else ""
         found.append(Card(value=f"{results(table, 'test_accuracy').mean():.1f} %", label=f"test {score} of what was kept{other}"))
@@ -71,16 +69,6 @@ def cards(table: Table, never: Table, *, score: str, host: Mapping[str, float], 
         label = f"FLOPs per sample after growing: {flops_N.mean():,.0f} instead of {host['flops']:,}"
         found.append(Card(value=f"{flops_N.mean() / host['flops']:.3g} x", label=label))
     return found
-
-
-def signed(interval: Interval) -> str:
-    """Return an interval such as "+13.9 ± 2.6"; one that rounds to zero has no sign."""
-    return f"{_with_sign(interval.mean)} ± {interval.half_width:.1f}"
-
-
-def _with_sign(value: float) -> str:
-    text = f"{value:+.1f}"
-    return "0.0" if text in ("-0.0", "+0.0") else text
 
 
 def verdict(table: Table, never: Table, *, name: str, score: str) -> str:
@@ -102,7 +90,7 @@ def verdict(table: Table, never: Table, *, name: str, score: str) -> str:
 def claim(difference: Interval, what: str, unit: str) -> str:
     """Return a difference in words, after "shows", as in "8.1 ± 2.0 pp more test accuracy"."""
     if difference.low <= 0 <= difference.high:
-        return f"no clear difference in {what} ({signed(difference)} {unit})"
+        return f"no clear difference in {what} ({difference.signed} {unit})"
     word = "more" if difference.mean > 0 else "less"
     return f"{abs(difference.mean):.1f} ± {difference.half_width:.1f} {unit} {word} {what}"
 
@@ -204,54 +192,4 @@ def _mean(values: npt.NDArray[np.float64]) -> str:
     """Return the mean of differences, with its interval for two hosts or more; empty if one was not measured."""
     if not np.isfinite(values).all():
         return ""
-    return signed(mean_interval(values)) if len(values) > 1 else _with_sign(float(values[0]))
-
-
-def best_baseline(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None:
-    """Return the best controller of an evaluation, except policies, searches, replay and the oracle: its name, the policy's
-    return minus its own, and how many hosts it grew; None if there is none."""
-    hosts: Mapping[str, Any] = report.get("hosts", {})
-    out = {*POLICIES, REPLAY, ORACLE}
-    others = {name: one["return"] for name, one in hosts.items() if name not in out and not name.startswith(PREFIX)}
-    own: Sequence[float] | None = hosts.get("policy", {}).get("return")
-    if own is None or not others:
-        return None
-    best = max(others, key=lambda name: float(np.mean(others[name])))
-    return best, mean_interval(np.array(own) - np.array(others[best])), len(own)
-
-
-def baseline_sentence(report: Mapping[str, Any]) -> str:
-    """Return the sentence that compares the policy of an evaluation with its best baseline; empty if that is never growing."""
-    found = best_baseline(report)
-    if found is None or found[0] == "wait":
-        return ""
-    name, difference, hosts = found
-    return f"its best baseline is {name.partition(' (')[0]}: {_paired(difference, hosts)}"
-
-
-def oracle_sentence(report: Mapping[str, Any]) -> str:
-    """Return the sentence that compares the policy of an evaluation with the oracle; empty without one."""
-    hosts: Mapping[str, Any] = report.get("hosts", {})
-    own: Sequence[float] | None = hosts.get("policy", {}).get("return")
-    if own is None or ORACLE not in hosts:
-        return ""
-    difference = mean_interval(np.array(own) - np.array(hosts[ORACLE]["return"]))
-    what = "an oracle, the best schedule of one seed, planted in the first epoch, for each kind of host"
-    said = f"against {what}: {_paired(difference, len(own))}"
-    unseen = report.get("unseen_kinds")
-    return (
-        f"{said}; {unseen} of them {'is' if unseen == 1 else 'are'} of kinds that it was not chosen on, and "
-        f"{'gets' if unseen == 1 else 'get'} the best overall schedule"
-        if unseen
-        else said
-    )
-
-
-def _paired(difference: Interval, hosts: int) -> str:
-    """Return the difference in return between the policy and another controller in words."""
-    where = f"on the same {counted(hosts, 'host')}"
-    if difference.low <= 0 <= difference.high:
-        return f"the policy does not clearly differ in return ({signed(difference)} points, paired {where})"
-    word = "more" if difference.mean > 0 else "less"
-    amount = f"{abs(difference.mean):.1f} ± {difference.half_width:.1f}"
-    return f"the policy returns {amount} points {word}, paired {where}"
+    return mean_interval(values).signed if len(values) > 1 else with_sign(float(values[0]))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from esper.config import Config
-from esper.lab.evaluation import POLICIES, Evaluation
+from esper.evaluation.held_out import POLICIES, Evaluation
 from esper.telemetry.text import counted
 from esper.telemetry.traces import NEVER, trace_of_evaluation, write_trace
 from esper.training.play import play

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from esper.page.findings import claim, gain, habits, results, signed, verdict
+from esper.page.findings import claim, gain, habits, results, verdict
 from esper.stats.intervals import Interval
 from esper.telemetry.text import counted, percent
 from esper.telemetry.traces import Table
@@ -60,7 +60,7 @@ def sentences(
         part: name of a part of the host, such as "block".
         host: parameters and FLOPs of the host, empty if unknown.
         baseline: best baseline of the newest evaluation, the policy's return minus its own, and hosts.
-        oracle: comparison with an oracle in words, see `findings.oracle_sentence`; empty without one.
+        oracle: comparison with an oracle in words, see `esper.evaluation.presentation.oracle_sentence`; empty without one.
     """
     if worth is None:
         return []
@@ -89,7 +89,7 @@ def _most_probable(grown: Grown, score: str) -> list[str]:
     for column, what, unit in (("test_accuracy", f"test {score}", "%"), ("return", "return", "points")):
         if difference := gain(grown.greedy, grown.policy, column):
             own, other = (results(table, column).mean() for table in (grown.greedy, grown.policy))
-            over = f"{signed(difference)} {'pp' if unit == '%' else unit}"
+            over = f"{difference.signed} {'pp' if unit == '%' else unit}"
             parts.append(
                 f"{own:.1f} instead of {other:.1f} {unit} {what} ({over})".replace(" points return", " points of return")
             )

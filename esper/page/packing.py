@@ -14,8 +14,11 @@ from esper.telemetry.traces import Table
 
 DIGITS = 4
 """Significant digits of numbers on the page."""
-LEFT_OUT = ("version", "host", "epoch", "kind", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "train_loss")
-"""Columns that the page does not show, or that follow from the place of a row."""
+LEFT_OUT = (
+    *("version", "host", "epoch", "kind", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "train_loss", "loss"),
+    *("gradient_norm", "all_off_accuracy", "first_accuracy", "parameters_kept", "flops_kept", "parameters", "shapley", "kept"),
+)
+"""Columns that the page does not show, or that follow from the place of a row; those of a slot without its name."""
 
 
 def packed(label: str, table: Table, reference: Table | None = None, *, tick: str = "") -> dict[str, Any]:
@@ -31,7 +34,7 @@ def packed(label: str, table: Table, reference: Table | None = None, *, tick: st
     columns = {
         name: _column(_changes(values, steps) if ".potential_" in name else values)
         for name, values in table.items()
-        if name not in LEFT_OUT and not name.endswith(".kept") and any(value is not None for value in values)
+        if name.rpartition(".")[2] not in LEFT_OUT and any(value is not None for value in values)
     }
     trace: dict[str, Any] = {"label": label, "tick": tick or label, "steps": steps}
     slots, ends = slots_of(table), range(steps - 1, len(table["epoch"]), steps)

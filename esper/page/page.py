@@ -11,7 +11,7 @@ import jinja2
 
 from esper.checkpoint import Notice, write_whole
 from esper.cli.command import USER_ERRORS
-from esper.config import CHECKPOINTS, Config, ConfigError
+from esper.config import Config, ConfigError
 from esper.memory import memory_shortage
 from esper.notices import notice
 from esper.page.contents import gather
@@ -19,11 +19,11 @@ from esper.page.held_out import trace_held_out, untraced
 from esper.page.packing import embedded
 from esper.page.status import saved_config
 from esper.telemetry.jsonl import read_records
-from esper.telemetry.seed_table import HEAD, TITLE
+from esper.telemetry.seed_table import HEAD, LEGEND, TITLE
 from esper.telemetry.text import duration
 from esper.training.config_io import from_plain
 from esper.training.resume import load_newest, newest_of
-from esper.training.run_folder import PAGE, writing_reports
+from esper.training.run_folder import CHECKPOINTS, PAGE, writing_reports
 
 HOSTS = 24
 """Held-out hosts that the page of a run shows if its config asks for no page."""
@@ -69,6 +69,7 @@ def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], N
             c=contents,
             seed_title=TITLE,
             seed_head=HEAD,
+            seed_legend=LEGEND,
             style=_source("run.css"),
             script=_source("run.js"),
             traces=embedded(contents.traces),

@@ -17,9 +17,6 @@ from esper.training.provenance import FILE, read
 from esper.training.resume import load_newest
 from esper.training.run_folder import LOCK
 
-WORDS = {"finished": "finished", "running": "still running", "killed": "killed", "stopped": "stopped", "failed": "failed"}
-"""The states of a run in words; empty for a run without records."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
@@ -30,7 +27,7 @@ class Status:
     planned: int
     """Updates that the run was started for."""
     state: str
-    """A key of `WORDS`, or empty."""
+    """finished, running, killed, stopped or failed; empty for a run without records."""
     evaluated: int | None
     """Update after which the policy grew the held-out hosts; None if it has grown none."""
     now: str
@@ -48,7 +45,7 @@ class Status:
         """State in words, such as "killed after update 3"; empty if unknown."""
         if self.state == "running":
             return f"still running at {self.now}"
-        return WORDS.get(self.state, self.state) + ("" if self.state in ("finished", "") else f" after update {self.done}")
+        return self.state + ("" if self.state in ("finished", "") else f" after update {self.done}")
 
     @property
     def note(self) -> str:

@@ -117,15 +117,3 @@ class CollapseRate:
 
     def __str__(self) -> str:
         return f"{self.arm} {self.collapsed} of {self.runs} (at most {100 * self.at_most:.0f} %)"
-
-
-def collapse_p(first: Mask, second: Mask) -> float:
-    """Return the two-sided p value of equal rates of collapse in paired runs (exact McNemar test).
-
-    Args:
-        first: which runs of the first arm collapsed `[n]`.
-        second: the same for the second arm, block by block.
-    """
-    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
-    discordant = only_first + only_second
-    return float(stats.binomtest(only_first, discordant).pvalue) if discordant else 1.0

@@ -19,6 +19,11 @@ class Interval:
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
+    @property
+    def signed(self) -> str:
+        """The estimate with its sign, as in "+13.9 ± 2.6"; see `with_sign`."""
+        return f"{with_sign(self.mean)} ± {self.half_width:.1f}"
+
     def __str__(self) -> str:
         return f"{self.mean:.1f} ± {self.half_width:.1f}" if np.isfinite(self.mean) else "-"
 
@@ -27,12 +32,17 @@ UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
 """Interval of a quantity that was not measured."""
 
 
-def mean_interval(sample: npt.ArrayLike, confidence: float = 0.95) -> Interval:
-    """Return the mean of independent values with Student's t interval; unbounded for a single value.
+def with_sign(value: float) -> str:
+    """Return a difference with its sign; one that rounds to zero has none."""
+    text = f"{value:+.1f}"
+    return "0.0" if text in ("-0.0", "+0.0") else text
+
+
+def mean_interval(sample: npt.ArrayLike) -> Interval:
+    """Return the mean of independent values with Student's 95 % t interval; unbounded for a single value.
 
     Args:
         sample: finite values `[n]`, n at least 1; the differences, for paired values.
-        confidence: coverage of the interval, in (0, 1).
 
     Raises:
         ValueError: there are no values, or one is not finite.
@@ -43,5 +53,5 @@ def mean_interval(sample: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     mean = float(values.mean())
     if len(values) == 1:
         return Interval(mean, -np.inf, np.inf)
-    half = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * stats.sem(values))
+    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
     return Interval(mean, mean - half, mean + half)

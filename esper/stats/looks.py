@@ -38,7 +38,7 @@ def levels(looks: tuple[int, ...], alpha: float) -> tuple[float, ...]:
     times = np.asarray(looks) / looks[-1]
     spent = 2 * ndtr(ndtri(alpha / 2) / np.sqrt(times))
     steps = np.sqrt(np.diff(times, prepend=0.0))
-    points, weights = _nodes(int(max(100, 40 / steps.min())))
+    points, weights = nodes(int(max(100, 40 / steps.min())))
     sums, mass = np.zeros(1), np.ones(1)  # where the paths below all boundaries are, and their probabilities
     nominal: list[float] = []
     for time, step, due in zip(times, steps, np.diff(spent, prepend=0.0), strict=True):
@@ -62,7 +62,7 @@ def _boundary(sums: npt.NDArray[np.float64], mass: npt.NDArray[np.float64], step
 
 
 @lru_cache
-def _nodes(count: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def nodes(count: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return Gauss-Legendre nodes and weights on [0, 1]."""
     points, weights = np.polynomial.legendre.leggauss(count)
     return (points + 1) / 2, weights / 2

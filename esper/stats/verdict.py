@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from esper.seeding import stream
-from esper.stats.collapse import CollapseRate, collapse_p, collapsed_pair, irregular
+from esper.stats.collapse import CollapseRate, collapsed_pair, irregular
 from esper.stats.looks import levels, repeated_p
 from esper.stats.paired import MIN_BLOCKS, Difference, blocks_needed, paired_difference
 
@@ -59,8 +58,6 @@ class PairResult:
     """Planned numbers of blocks."""
     collapses: tuple[CollapseRate, CollapseRate]
     """Collapsed runs of both arms; 0 for costs, of which less is better."""
-    p_collapse: float
-    """p value of equal rates of collapse (exact McNemar test), of this pair and look alone."""
     unit: str = ""
     """Unit of the margin, for sentences."""
     warnings: tuple[str, ...]
@@ -146,7 +143,6 @@ def compare_arms(
     looks: Sequence[int] | None = None,
     final: bool = False,
     bounds: tuple[float, float] | None = None,
-    seed: int = 0,
     unit: str = "",
 ) -> list[PairResult]:
     """Compare every pair of arms in one outcome, over the blocks that they share.
@@ -165,7 +161,6 @@ def compare_arms(
         looks: increasing numbers of blocks at which a verdict may be given, once their runs are measured; None is one look.
         final: if true, missing runs will never be measured: a verdict is given if it holds whatever they would have shown.
         bounds: lowest and highest possible value, for missing runs; without them, a pair that lacks a run gets no verdict.
-        seed: seed of the resamples.
     """
     assert margin > 0
     blocks, complete = _blocks(cells, final=final)
@@ -182,7 +177,6 @@ def compare_arms(
         bounds=bounds if final else None,
         worst="" if not final else " (taken at their worst)" if bounds else " (the outcome has no worst value)",
         withheld=withheld if taken else withheld or Conclusion.unfinished,
-        seed=seed,
         unit=unit,
     )
     found: dict[tuple[str, str], _Evidence] = {}
@@ -219,7 +213,6 @@ class _Rule:
     worst: str
     """Remark on these runs."""
     withheld: Conclusion | None
-    seed: int
     unit: str
 
 
@@ -233,7 +226,6 @@ class _Evidence:
     p_equivalence: float
     """p value of equivalence, corrected for the looks."""
     collapses: tuple[CollapseRate, CollapseRate]
-    p_collapse: float
     irregular: bool
     """If true, the differences are not normal."""
     missing: int
@@ -254,7 +246,6 @@ def _evidence(runs: dict[str, pd.DataFrame], names: tuple[str, str], rule: _Rule
         names,
         *values,
         margin=rule.margin,
-        generator=stream(rule.seed, "comparison", *names),
         strata=strata,
         collapsed=~whole,
         confidence=0.95 if index is None or len(rule.looks) == 1 else 1 - 2 * levels(rule.looks, 0.025)[index],
@@ -273,7 +264,6 @@ def _evidence(runs: dict[str, pd.DataFrame], names: tuple[str, str], rule: _Rule
         p=p,
         p_equivalence=p_equivalence,
         collapses=(first, second),
-        p_collapse=collapse_p(*down),
         irregular=irregular((values[0] - values[1])[whole], strata[whole], margin=rule.margin),
         missing=int((~measured).sum()),
     )
@@ -316,7 +306,6 @@ def _conclude(one: _Evidence, p: float, p_equivalence: float, rule: _Rule, look:
         look=look,
         looks=rule.looks,
         collapses=one.collapses,
-        p_collapse=one.p_collapse,
         unit=rule.unit,
         warnings=tuple(warnings),
     )

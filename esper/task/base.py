@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from esper.task.augment import Augmentation
 from esper.task.check import check_samples
 from esper.task.data import Data, TaskError
 from esper.task.drifts import LABEL_DRIFTS, Drift, domains
-from esper.task.events import CLASSES, RATES, Event, EventsConfig, class_shares, unknown
+from esper.task.events import CLASSES, RATES, Event, EventsConfig, before_events, class_shares
 from esper.task.instances import DataView, Instance, Instances, Name, Split, data_view
 
 POOL = -1
@@ -168,6 +168,15 @@ class TaskConfig:
         return Task(self, host, data)
 
 
+class FeatureSizes(NamedTuple):
+    """Numbers of values per sample of a host's features."""
+
+    segments: tuple[int, ...]
+    """Of the outputs of each segment."""
+    widest: int
+    """Of the largest output of a layer."""
+
+
 class Task:
     """A data set and the hosts that are trained on it."""
 
@@ -210,7 +219,7 @@ class Task:
         """Return the timetable of a host. During pretraining, it says only that the classes that will arrive are absent."""
         classes = range(self.data.num_classes) if classes is None else classes
         timetable = self.config.events.draw(name.stream, classes, origin.stream)
-        return timetable if name.episode != POOL else unknown(timetable, self.config.pretrain)
+        return timetable if name.episode != POOL else before_events(timetable, self.config.pretrain)
 
     def view(self, root: int, split: Split, episode: int, index: int) -> DataView:
         """Return the view of the training data for the host of this name."""
@@ -238,9 +247,9 @@ class Task:
             return self.make_host(instance)
 
     @cached_property
-    def widest(self) -> int:
-        """Number of values in the largest output of a host's layers, per sample."""
-        sizes = list[int]()
+    def sizes(self) -> FeatureSizes:
+        """Sizes of a host's features, which are those of every host."""
+        segments, sizes = list[int](), list[int]()
 
         def keep(_: nn.Module, __: Any, output: Any) -> None:
             sizes.extend([output.numel()] if isinstance(output, Tensor) else [])
@@ -252,7 +261,8 @@ class Task:
             x = self.data.inputs(self.data.valid_x[:2])
             for segment in segments_of(host):
                 x = segment(x)
-        return max(sizes) // 2
+                segments.append(x.numel() // 2)
+        return FeatureSizes(tuple(segments), max(sizes) // 2)
 
     def describe(self, root: int, split: Split, episode: int, index: int) -> str:
         """Return a short name of the instance, such as its lesion, for reports. The controller never sees it."""

@@ -25,7 +25,6 @@ class DigitsDriftConfig(DigitsConfig):
     default_slots: ClassVar[str] = "one_permanent"
 
     pretrain: int = 20
-    """Host epochs of training before the first step, without seeds and events; 0 for newborn hosts."""
     instances: Instances = Instances.healthy
     events: EventsConfig = field(
         default_factory=lambda: EventsConfig(

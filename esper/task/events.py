@@ -60,7 +60,7 @@ class Event:
         return f"{self.kind}{classes}@{self.start}{ramp}{end}"
 
 
-def unknown(timetable: Sequence[Event], epochs: int) -> tuple[Event, ...]:
+def before_events(timetable: Sequence[Event], epochs: int) -> tuple[Event, ...]:
     """Return the timetable for `epochs` epochs of pretraining, before all events: classes that will arrive are absent."""
     arrivals = (event for event in timetable if event.kind == "arrive")
     return tuple(replace(event, start=epochs, ramp=0, end=None) for event in arrivals)

@@ -17,7 +17,7 @@ from esper.checkpoint import Notice
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, Units, reading
 from esper.task.images import AugmentedConfig, normalised
-from esper.task.regression import mean_and_deviation, split_rows
+from esper.task.splits import mean_and_deviation, split_rows
 
 Array = npt.NDArray[Any]
 SETS = {"train": ("train",), "valid": ("valid", "val", "validation"), "test": ("test",)}

@@ -26,7 +26,6 @@ class PythonTextDriftConfig(PythonTextConfig):
     with_topics: ClassVar[bool] = False
 
     pretrain: int = 80
-    """Host epochs of training before the first step, without seeds and events; 0 for newborn hosts."""
     batch_size: int = 8
     epoch_samples: int = 128
     valid_samples: int = 48

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from esper.growth.objective import Numbers, Objective, RegressionLoss
@@ -15,10 +14,7 @@ from esper.ranges import check_ranges
 from esper.task.base import TaskConfig
 from esper.task.data import Data, TaskError, Units
 from esper.task.drifts import Drift, noise
-
-Floats = npt.NDArray[np.float64]
-SHARE = 0.2
-"""Share of the rows held out for validation, and again for testing."""
+from esper.task.splits import Floats, scaled, split_rows
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,32 +71,3 @@ def split_table(rows: Floats, targets: Floats, shuffle: np.random.Generator, nam
         tensors |= {f"{part}_x": torch.from_numpy(x[chosen][:, :, None, None]), f"{part}_y": torch.from_numpy(y[chosen])}
     units = replace(Units.of_arrays(mean, std), target_mean=float(target_mean[0]), target_std=float(target_std[0]))
     return Data(**tensors, num_classes=1, target=target, units=units)
-
-
-def split_rows(count: int, shuffle: np.random.Generator, name: str) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the rows of each set, drawn without replacement.
-
-    Raises:
-        TaskError: there are too few rows.
-    """
-    held_out = round(SHARE * count)
-    if held_out < 2:
-        raise TaskError(f"{name} has {count} rows, and a division into three sets needs at least 8: add rows")
-    order = shuffle.permutation(count)
-    return {"valid": order[:held_out], "test": order[held_out : 2 * held_out], "train": order[2 * held_out :]}
-
-
-def mean_and_deviation(values: Floats, axis: tuple[int, ...] = (0,)) -> tuple[Floats, Floats]:
-    """Return mean and standard deviation over these axes, kept with length 1. For constant values, these are exactly the value
-    and 1. A deviation too small for a float is 1 as well."""
-    lowest, highest = values.min(axis=axis, keepdims=True), values.max(axis=axis, keepdims=True)
-    mean, std = values.mean(axis=axis, keepdims=True), values.std(axis=axis, keepdims=True)
-    constant = lowest == highest  # there, rounding gives a deviation of 1e-17, not 0
-    return np.where(constant, lowest, mean), np.where(constant | (std == 0), 1.0, std)
-
-
-def scaled(values: Floats, train: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float32], Floats, Floats]:
-    """Return values with mean 0 and deviation 1 over the training rows, column by column, and the mean and deviation that they
-    had; columns that are constant there are only shifted, to 0."""
-    mean, std = mean_and_deviation(values[train])
-    return ((values - mean) / std).astype(np.float32), mean, std

@@ -15,7 +15,7 @@ from esper.seeding import stream
 from esper.task.data import Data, TaskError, Units
 from esper.task.drifts import LABEL_DRIFTS, Drift, noise
 from esper.task.images import ImagesConfig
-from esper.task.regression import scaled, split_rows
+from esper.task.splits import scaled, split_rows
 from esper.task.table_file import MISSING, read_table
 
 SETS = ("training", "validation", "testing")

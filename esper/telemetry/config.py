@@ -170,7 +170,7 @@ class Telemetry:
         update: int,
         metrics: Mapping[str, Value],
         findings: Findings | None = None,
-        decisions: Sequence[Mapping[str, Any]] = (),
+        decisions: Callable[[], Sequence[Mapping[str, Any]]] | None = None,
         trace: Callable[[], Table] | None = None,
     ) -> None:
         """Record an update.
@@ -179,7 +179,7 @@ class Telemetry:
             update: its number.
             metrics: values by tag; None and NaN are not measured.
             findings: anomalies, if there was a check.
-            decisions: records of the controller's decisions.
+            decisions: function that returns the records of the controller's decisions, called if they are written.
             trace: function that returns the trace of the episode, called if it is written.
 
         Raises:
@@ -198,14 +198,15 @@ class Telemetry:
             self._expected = True
             for writer in self._writers:
                 writer.expect(list(metrics))
+        records = decisions() if decisions and self._decisions and detailed else ()
         table = trace() if trace and self._trace and (regular or update == 1) else None
         for writer in self._writers:
             if selected:
                 writer.write(update, written)
             if table:
                 writer.trace(update, table)
-            if detailed and self._decisions and decisions:
-                writer.decisions(update, decisions)
+            if records:
+                writer.decisions(update, records)
             writer.show(update, values)
             for anomaly in findings.new:
                 writer.anomaly(update, anomaly, first=anomaly in findings.first)

@@ -78,7 +78,7 @@ class Lines:
         with disk(f"write metrics to {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
-                os.truncate(path, sum(len(line) for line, record in _records(path) if record["update"] <= resume_update))
+                os.truncate(path, sum(len(line) for line, record in records_of(path) if record["update"] <= resume_update))
 
     def append(self, update: int, *records: Mapping[str, Any]) -> None:
         """Write records, either all of them or, if the disk is full, none."""
@@ -121,7 +121,12 @@ class JsonlWriter(Writer):
         self._events.append(update, {"event": "anomaly", **asdict(anomaly)})
 
 
-def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def records_of(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield the lines of a file of records with what they hold. A last line cut short by a kill is left out.
+
+    Raises:
+        FileError: a line of the file is not a record.
+    """
     before = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -146,7 +151,7 @@ def read_records(path: Path) -> list[dict[str, float]]:
         OSError: the file cannot be read.
     """
     try:
-        return [{tag: float(value) for tag, value in record.items()} for _, record in _records(path)]
+        return [{tag: float(value) for tag, value in record.items()} for _, record in records_of(path)]
     except FileError:
         raise
     except (TypeError, ValueError) as error:
@@ -188,6 +193,6 @@ def changed_update(path: Path, records: Sequence[Mapping[str, float]], updates: 
         FileError: a line of the file is not a record.
         OSError: the file cannot be read.
     """
-    found = {record["update"]: _check(line) for line, record in _records(path)}
+    found = {record["update"]: _check(line) for line, record in records_of(path)}
     checks = {record["update"]: record[CHECK] for record in records if CHECK in record and record["update"] <= updates}
     return next((int(update) for update, check in checks.items() if found.get(update) != check), None)

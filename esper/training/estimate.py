@@ -110,19 +110,20 @@ class Estimate:
         """Check that the run fits into the memory of its devices.
 
         Raises:
-            ConfigError: it does not; the message names two keys that make it smaller.
+            ConfigError: it does not; the message names the keys that make it smaller, if there are any.
         """
         for device, parts in self.places.items():
             needed, there = sum(part.bytes for part in parts), capacity(device)
             if needed <= there:
                 continue
-            largest = max((part for part in parts if part.keys), key=lambda part: part.bytes)
+            largest = max(parts, key=lambda part: (bool(part.keys), part.bytes))
             now = {key: self.hosts if key == "hosts" else _value(config, key) for key in largest.keys}
             keys = " or ".join(f"{key} (now {value})" for key, value in now.items())
+            remedy = f"lower {keys}" if keys else "use one with more"
             where = "this machine" if device.type == "cpu" else str(device)
             raise ConfigError(
                 f"the run needs about {in_bytes(needed)} of memory, most of it for {largest.name}, and {where} has "
-                f"{in_bytes(there)}: lower {keys}"
+                f"{in_bytes(there)}: {remedy}"
             )
 
 
@@ -182,7 +183,7 @@ def _weights(config: Config, task: Task) -> HostSize:
 def _features(config: Config, size: HostSize, task: Task) -> HostSize:
     """Return the sizes with those of the features, after running a host on two samples; zeros for one that fails."""
     # A copy, since its storage may be saved as a whole.
-    x, widths, saved = task.data.inputs(task.data.valid_x[:2].clone()), list[int](), dict[int, Tensor]()
+    x, saved = task.data.inputs(task.data.valid_x[:2].clone()), dict[int, Tensor]()
     weights: set[int] = set()  # the backward pass also needs views of weights, which are counted elsewhere
 
     def keep(tensor: Tensor) -> Tensor:
@@ -196,11 +197,12 @@ def _features(config: Config, size: HostSize, task: Task) -> HostSize:
         with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             for segment in segments_of(host.train()):
                 x = segment(x)
-                widths.append(x.numel() // 2)
     except Exception:  # the check of the host says what is wrong
         return size
     needed = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / 2
-    return size._replace(features=sum(widths[:-1]), widest=max(widths), layer=task.widest, saved=needed)
+    sizes = task.sizes
+    features, widest = sum(sizes.segments[:-1]), max(sizes.segments)
+    return size._replace(features=features, widest=widest, layer=sizes.widest, saved=needed)
 
 
 def _of_hosts(config: Config, task: Task, size: HostSize, hosts: int) -> dict[torch.device, list[Part]]:

@@ -10,7 +10,8 @@ import numpy as np
 from esper.agent.base import Controller
 from esper.buffer.transition import Transition
 from esper.env.actions import Head
-from esper.env.base import Environment, EpisodeRecord, as_observation
+from esper.env.base import Environment, EpisodeRecord
+from esper.env.spec import as_observation
 from esper.phases import marked
 from esper.seeding import stream
 

@@ -6,13 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from esper.checkpoint import Checkpoints, load_run, load_run_and_digest, look_again
-from esper.config import CHECKPOINTS, Config, ConfigError, did_you_mean
+from esper.config import Config, ConfigError, did_you_mean
 from esper.training.config_io import from_plain, resumed
-
-POLICY = "policy.pt"
-"""File of a policy that was saved without the state of its training."""
-BEST = "best"
-"""Last part of a path that names the checkpoint of the policy with the highest return."""
+from esper.training.run_folder import BEST, CHECKPOINTS, POLICY
 
 
 def find_checkpoint(path: str, key: str) -> Path:

@@ -18,6 +18,15 @@ it ends."""
 REPORTS_LOCK = ".lock_reports"
 """The same for evaluations and comparisons, which may read a folder while its run goes on."""
 
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints in that of a run."""
+
+POLICY = "policy.pt"
+"""File of a policy that was saved without the state of its training."""
+
+BEST = "best"
+"""Last part of a path that names the checkpoint of the policy with the highest return."""
+
 PAGE = "run.html"
 """Page of a run in its folder."""
 

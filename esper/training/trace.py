@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.buffer.transition import Transition
-from esper.env.actions import RELEVANT, VALUES, EnvSpec, Head, Op
+from esper.env.actions import RELEVANT, VALUES, Head, Op
 from esper.env.base import EpisodeRecord
 from esper.env.episode import Episode
+from esper.env.spec import EnvSpec
 from esper.governor.base import Cause
 from esper.lifecycle.stages import OCCUPIED, Stage
 from esper.reward.signals import StepSignals
@@ -27,11 +28,12 @@ class Trace:
 
     def __init__(self, layout: EnvSpec) -> None:
         self._layout = layout
-        self._steps: list[Transition] = []
+        self.steps: list[Transition] = []
+        """The transitions so far."""
 
     def add(self, step: Transition) -> None:
         """Add one step of all hosts. Its arrays are kept, not copied."""
-        self._steps.append(step)
+        self.steps.append(step)
 
     def table(self, episode: EpisodeRecord) -> Table:
         """Return the columns of docs/files.md, with T rows for the first host, then T for the next.
@@ -39,7 +41,7 @@ class Trace:
         Args:
             episode: the record of the whole episode.
         """
-        steps = self._steps
+        steps = self.steps
         assert steps, "an episode has at least one step"
         num_hosts, num_steps = len(episode.return_N), len(steps)
         stacked: dict[str, npt.NDArray[Any]] = {

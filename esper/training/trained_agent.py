@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esper.agent.base import AgentConfig, Controller, Learner
+from esper.agent.base import AgentConfig, Controller, Learner, remedy
 from esper.checkpoint import Checkpoints, Notice, digest_of, load_run
 from esper.config import GROUPS, Config, ConfigError, did_you_mean, standalone_agents
-from esper.env.actions import EnvSpec
+from esper.env.spec import EnvSpec
 from esper.lifecycle.stages import BoolArray
 from esper.plugins import load_plugins
 from esper.training.config_io import from_plain
@@ -116,12 +116,7 @@ def find_teacher(config: Config, begun: Mapping[str, Any] | None = None) -> Teac
             newest = Checkpoints(file.parent).latest() == file
             _check_training(named, run, saved["update"], config, new=begun is None, newest=newest)
     if unseen := agent.unseen(config.env):
-        remedy = "set env.potential=true, or choose another teacher" if config.env.has_hosts else "choose another teacher"
-        raise ConfigError(f"agent.teacher={named} reads {unseen}, which this run does not have: {remedy}")
-    if agent.needs_timetable and not getattr(config.env, "timetable", False):
-        raise ConfigError(
-            f"agent.teacher={named} needs the timetable of events: add env.timetable=true, or choose another teacher"
-        )
+        raise ConfigError(f"agent.teacher={named} reads {unseen}, which this run does not have: {remedy(unseen, 'teacher')}")
     return Teacher(named=named, source=source, option=option, config=agent, state=state, seed=config.seed)
 
 

@@ -15,7 +15,8 @@ import torch
 from esper.agent.base import Learner
 from esper.buffer.transition import Transition
 from esper.checkpoint import Checkpoints, Notice, entries, load_run
-from esper.config import CHECKPOINTS, Config, ConfigError
+from esper.config import Config, ConfigError
+from esper.env.actions import Head, Op
 from esper.env.base import EpisodeRecord, Hparam, machines_of
 from esper.notices import heard_by, notice
 from esper.phases import marked
@@ -29,14 +30,14 @@ from esper.telemetry.drift import GradientDrift
 from esper.telemetry.tags import in_terms_of, measured
 from esper.telemetry.text import counted
 from esper.training.config_io import difference, flat, from_plain, to_plain
-from esper.training.decision_log import DecisionLog
+from esper.training.decision_log import decisions
 from esper.training.environment import build_env
 from esper.training.estimate import estimate
 from esper.training.interrupt import Stopped, StopRequest, stop_signals
 from esper.training.play import play
 from esper.training.provenance import FILE, Provenance, read, seconds_spent
 from esper.training.resume import check_data
-from esper.training.run_folder import only_writer
+from esper.training.run_folder import CHECKPOINTS, only_writer
 from esper.training.trace import Trace
 from esper.training.trained_agent import teacher_of
 from esper.training.tune_shards import tuned
@@ -93,7 +94,7 @@ class Trainer:
         """Policy with the highest mean return so far: its checkpoint `update`, the update that it `played`, and its `return`."""
         self._last: EpisodeRecord | None = None
         self._warned = False
-        self._log, self._trace = DecisionLog(self.env.layout, 0), Trace(self.env.layout)
+        self._trace = Trace(self.env.layout)
 
     def run(self) -> bool:
         """Train hosts under the controller, and let it learn after each episode.
@@ -158,8 +159,8 @@ class Trainer:
         begun = time.perf_counter()
         with marked("save"):
             # Before the checkpoint: a resumed run removes later records.
-            trace = partial(self._trace.table, episode)
-            telemetry.update(self.update, metrics, self.findings, self._log.records, trace)
+            made = partial(decisions, self.env.layout, self.update, self._trace.steps)
+            telemetry.update(self.update, metrics, self.findings, made, partial(self._trace.table, episode))
             self.checkpoints.save(self.state_dict(), self.update, best=self.best["update"] if self.best else None)
             provenance.save(self.update)
         seconds = time.perf_counter() - begun
@@ -184,7 +185,6 @@ class Trainer:
                 raise Stopped(f"stopped in update {self.update + 1}")
 
         def record(transition: Transition) -> None:
-            self._log.add(transition)
             self._trace.add(transition)
             if self.learner:
                 self.learner.observe(transition)
@@ -193,7 +193,7 @@ class Trainer:
         if self.env.episode != number or not self.env.autoreset:
             with asked.without_delay():
                 self.env.reset(options={"episode": number})
-        self._log, self._trace = DecisionLog(self.env.layout, self.update + 1), Trace(self.env.layout)
+        self._trace = Trace(self.env.layout)
         if self.learner:
             self.learner.begin(self.update)
         self._last = play(self.env, self.agent, record=record, progress=progress)
@@ -202,10 +202,12 @@ class Trainer:
 
     def _warn_of_refusals(self) -> None:
         """Warn once if most actions of the episode, waiting excluded, were illegal: a custom controller may be faulty."""
-        refused = sum(record.get("refused", False) for record in self._log.records)
-        if 2 * refused > len(self._log.records) and not self._warned:
+        chosen = [(step.decision.action[:, Head.OP], step.signals) for step in self._trace.steps]
+        acted = sum(int((op_N != Op.WAIT).sum()) for op_N, _ in chosen)
+        refused = sum(int((signals.op_N != op_N).sum()) for op_N, signals in chosen if signals is not None)
+        if 2 * refused > acted and not self._warned:
             self._warned = True
-            actions = counted(len(self._log.records), "action")
+            actions = counted(acted, "action")
             message = (
                 f"update {self.update + 1}: {refused} of {actions} were illegal and had no effect: choose from "
                 "observation.legal_slots and legal_values"
@@ -274,8 +276,7 @@ class Trainer:
             )
         check_data(state, self.env.hparams())
         with entries(newest):
-            self.update, best = state["update"], state.get("best")
-            self.best = best if best and math.isfinite(best["return"]) else None  # an earlier version kept what is no number
+            self.update, self.best = state["update"], state["best"]
             self.watch.load_state_dict(state["watch"])
             self.drift.load_state_dict(state["drift"])
             self.buffer.load_state_dict(state["buffer"])

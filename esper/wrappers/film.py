@@ -5,8 +5,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from esper.env.actions import EnvSpec
 from esper.env.base import Environment
+from esper.env.spec import EnvSpec
 from esper.lifecycle.stages import Stage
 from esper.telemetry.pictures import timeline
 from esper.telemetry.traces import Table

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from esper.env.actions import EnvSpec, Head
-from esper.env.base import Array
+from esper.env.actions import Head
+from esper.env.spec import Array, EnvSpec
 
 PARTS = ("features", "slots", "legal_slots", "legal_values")
 """Parts of an observation that enter as they are; blueprints follow, one-hot."""

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import did_you_mean
+from esper.evaluation.exported import FORMATS, write
 from esper.hosts.base import SlotSpec
-from esper.lab.exported import FORMATS, write
 from esper.lifecycle import operations
 from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize
 from esper.lifecycle.operations import may_germinate, may_prune, may_retarget, may_switch
@@ -334,7 +334,7 @@ class GrowableModule(nn.Module):
         """Plant the seeds of a checkpoint, unless they are there; `load_state_dict` then loads their parameters."""
         check_checkpoint(state, self._names, self.rules.incubation.value)
         replant(self._slots, state["seeds"], [self._like(index) for index in range(len(self.slots))])
-        self._state = SlotState(**{name: array.cpu().numpy().copy() for name, array in state["state"].items()})
+        self._state = SlotState(**{name: state["state"][name].cpu().numpy().copy() for name in SlotState.__slots__})
         self._born = list(state["born"])
         self._loop_ran = True
         self._play()

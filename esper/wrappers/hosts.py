@@ -19,8 +19,9 @@ from gymnasium.vector.utils import batch_space
 
 from esper.cli.overrides import config_of
 from esper.config import ConfigError, root_key
-from esper.env.base import Array, Environment
+from esper.env.base import Environment
 from esper.env.single import SingleHostEnv, masks, plain_info
+from esper.env.spec import Array
 from esper.plugins import load_plugins, split_plugins
 from esper.task.instances import Split
 from esper.training.environment import build_env

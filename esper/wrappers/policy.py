@@ -15,8 +15,8 @@ from esper.agent.base import Learner
 from esper.buffer.transition import State
 from esper.cli.transfer import transferred
 from esper.config import ConfigError
-from esper.env.actions import Head, Observation
-from esper.env.base import Array, as_observation
+from esper.env.actions import Head
+from esper.env.spec import Array, Observation, as_observation
 from esper.task.instances import Split
 from esper.training.config_io import from_plain
 from esper.training.environment import build_env

@@ -20,9 +20,7 @@ import pandas as pd
 from scipy import stats
 
 from esper.seeding import stream
-from esper.stats import paired
 from esper.stats.collapse import collapsed
-from esper.stats.intervals import UNKNOWN
 from esper.stats.verdict import Conclusion, PairResult, compare_arms
 
 MARGIN = 0.5
@@ -176,7 +174,7 @@ def tally(setting: Setting, experiments: int, seed: int, gain: float | None = No
     for index in range(experiments):
         cells = cells_of(simulate(setting, stream(seed, "simulated_experiment", repr(setting), index)))
         wrong, wrong_of_all = False, False
-        for result in compare_arms(cells, margin=MARGIN, looks=setting.looks or None, final=True, bounds=BOUNDS, seed=index):
+        for result in compare_arms(cells, margin=MARGIN, looks=setting.looks or None, final=True, bounds=BOUNDS):
             pair = result.difference
             side = (pair.first == best) - (pair.second == best)
             true, true_of_all = side * gain, side * setting.gain()
@@ -213,7 +211,7 @@ def peeks(effect: float, experiments: int, seed: int) -> dict[str, list[bool]]:
     wrong: dict[str, list[bool]] = {"one look planned": [], "every look planned": [], "nothing planned": []}
     for index in range(experiments):
         cells = cells_of(simulate(setting, stream(seed, "peeked_experiment", repr(setting), index)))
-        (planned,) = compare_arms(cells, margin=MARGIN, looks=PEEKS, seed=index)
+        (planned,) = compare_arms(cells, margin=MARGIN, looks=PEEKS)
         wrong["every look planned"].append(is_wrong(planned, -effect))
         for name, looks in (("one look planned", PEEKS[-1:]), ("nothing planned", None)):
             verdict = False
@@ -221,7 +219,7 @@ def peeks(effect: float, experiments: int, seed: int) -> dict[str, list[bool]]:
                 seen = (
                     cells.assign(value=cells["value"].where(cells["block"] < blocks)) if looks else cells[cells["block"] < blocks]
                 )
-                (result,) = compare_arms(seen, margin=MARGIN, looks=looks, seed=index)
+                (result,) = compare_arms(seen, margin=MARGIN, looks=looks)
                 if result.decided:
                     verdict = is_wrong(result, -effect)
                     break
@@ -245,10 +243,10 @@ def power_at_recommendation(
     for index in range(experiments):
         setting = Setting(effect=effect, correlation=correlation, arms=arms, blocks=PILOT)
         pilot = cells_of(simulate(setting, stream(seed, "pilot", repr(setting), index)))
-        needed = compare_arms(pilot, margin=effect, seed=index)[-1].needed
+        needed = compare_arms(pilot, margin=effect)[-1].needed
         assert needed is not None
         outcome = simulate(replace(setting, blocks=needed), stream(seed, "main", repr(setting), index))
-        results = compare_arms(cells_of(outcome), margin=effect / 10, seed=index)
+        results = compare_arms(cells_of(outcome), margin=effect / 10)
         winners = [result.winner for result in results if result.difference.second == f"arm{arms - 1}"]
         found += winners.count(f"arm{arms - 1}")
         pairs += len(winners)
@@ -333,7 +331,6 @@ def main(arguments: list[str]) -> None:
     """Print the report: `--quick` or a number of experiments per setting, then optionally `blocks` for the third table only."""
     quick = arguments[:1] == ["--quick"]
     experiments = 1 if quick else int(arguments[0]) if arguments else 250
-    paired.improvement_interval = lambda *_, **__: UNKNOWN  # a bootstrap on which no verdict depends
     if arguments[1:] == ["blocks"]:
         report_blocks(experiments)
     else:

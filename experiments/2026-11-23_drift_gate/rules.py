@@ -15,7 +15,7 @@ import pandas as pd
 
 from esper.agent.scripted.rule import Reaction, ReactRule
 from esper.cli.overrides import check
-from esper.lab.evaluation import Evaluation
+from esper.evaluation.held_out import Evaluation
 from esper.task.instances import Split
 from esper.training.environment import build_env
 from esper.training.play import play

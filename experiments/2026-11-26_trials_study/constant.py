@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from esper.agent.scripted.schedule import ActionConfig, ActionLists
-from esper.lab.evaluation import Evaluation
+from esper.evaluation.held_out import Evaluation
 
 HOSTS = 64
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from esper.agent.base import AgentConfig
 from esper.buffer.transition import Decision, State
-from esper.env.actions import Head, Observation, Op
+from esper.env.actions import Head, Op
 from esper.env.observation import HOST_FEATURES, slot_table
+from esper.env.spec import Observation
 from tests.agent.toy_envs import blank, make_spec
 
 SPEC = replace(

@@ -16,8 +16,9 @@ from esper.agent.scripted.schedule import ActionConfig, ScheduleConfig
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
 from esper.config import Config
-from esper.env.actions import HeadsConfig, Observation, Op
-from esper.lab.evaluation import Evaluation
+from esper.env.actions import HeadsConfig, Op
+from esper.env.spec import Observation
+from esper.evaluation.held_out import Evaluation
 from esper.seeding import stream
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
@@ -147,7 +148,7 @@ def test_seed_and_number_determine_a_schedule() -> None:
 @pytest.mark.parametrize(
     ("plain", "message"),
     [
-        ({"slot": 3}, r"slot=3 in the best schedule is not a slot of this host: choose from 0 to 2"),
+        ({"slot": 3}, r"slot elsewhere in the best schedule is not one of these hosts, which have "),
         ({"blueprint": "norm"}, r"blueprint=norm in the best schedule is not available"),
         ({"at": 10}, r"at=10 in the best schedule is after the end of the episode, steps=10"),
     ],
@@ -156,7 +157,7 @@ def test_a_saved_schedule_that_does_not_fit_the_hosts_is_refused(plain: dict[str
     search = BestOfRandomConfig().build(SPEC, seed=0)
     action = {"at": 0, "op": "germinate", "slot": 0, "blueprint": "blueprint0"} | plain
     with pytest.raises(ValueError, match=message):
-        search.load_state_dict({"tried": 5, "best_return": 1.0, "best": [action]})
+        search.load_state_dict({"tried": 5, "best_return": 1.0, "best": [action], "slots": [*SPEC.slot_names, "elsewhere"]})
     assert search.tried == 0
 
 

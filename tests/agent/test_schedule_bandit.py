@@ -13,8 +13,9 @@ from esper.agent.schedule_bandit import NOTHING, ScheduleBandit, ScheduleBanditC
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
 from esper.config import Config
-from esper.env.actions import Head, Observation, Op
-from esper.lab.evaluation import Evaluation
+from esper.env.actions import Head, Op
+from esper.env.spec import Observation
+from esper.evaluation.held_out import Evaluation
 from esper.training.trainer import Trainer
 from tests.agent.staged import SPEC, see
 

@@ -14,7 +14,8 @@ import torch
 from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.buffer.rollout import Rollout
 from esper.buffer.transition import Decision, State
-from esper.env.actions import EnvSpec, Head, Observation, Op, legal_values
+from esper.env.actions import Head, Op, legal_values
+from esper.env.spec import EnvSpec, Observation
 
 FEATURES = ("time_left", "cue", "noise")
 SLOT_FEATURES = ("mark", "noise")

@@ -7,9 +7,9 @@ import numpy.typing as npt
 import torch
 
 from esper.buffer.transition import Decision, State
-from esper.env.actions import Observation
 from esper.env.sandbox_optimum import Optimum
 from esper.env.sandbox_rules import CONTRIBUTION_UNIT, SLOT_FEATURES, Float64Array
+from esper.env.spec import Observation
 
 
 class Oracle(Optimum):

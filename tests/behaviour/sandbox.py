@@ -6,10 +6,10 @@ import numpy as np
 
 from esper.agent.base import Controller
 from esper.buffer.rollout import Rollout
-from esper.env.actions import Head, Observation
-from esper.env.base import as_observation
+from esper.env.actions import Head
 from esper.env.sandbox import SandboxEnv
 from esper.env.sandbox_rules import SandboxRules
+from esper.env.spec import Observation, as_observation
 from esper.seeding import stream
 
 

@@ -7,11 +7,12 @@ from contextlib import closing
 import numpy as np
 
 from esper.buffer.transition import Decision, State
-from esper.env.actions import Head, Observation
+from esper.env.actions import Head
 from esper.env.base import EnvParts
 from esper.env.devices import DeviceConfig
 from esper.env.episode import Episode
 from esper.env.growth_env import GrowthConfig, GrowthEnv
+from esper.env.spec import Observation
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.slots import OneSeedConfig

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from esper.buffer.rollout import Rollout, Seen
-from esper.env.actions import EnvSpec, Head, Observation, Op, legal_values
+from esper.env.actions import Head, Op, legal_values
+from esper.env.spec import EnvSpec, Observation
 
 SPEC = EnvSpec(
     num_hosts=4,

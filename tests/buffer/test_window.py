@@ -16,9 +16,10 @@ from esper.buffer.transition import Transition
 from esper.buffer.window import WindowBuffer, WindowConfig
 from esper.checkpoint import Checkpoints, load
 from esper.cli.overrides import check
-from esper.config import CHECKPOINTS, ConfigError
+from esper.config import ConfigError
 from esper.env.actions import Head
 from esper.telemetry.jsonl import read_records
+from esper.training.run_folder import CHECKPOINTS
 from esper.training.trainer import Trainer
 from tests.agent.small_policy import SPEC, make
 from tests.agent.toy_envs import random_observation, random_rollout

@@ -12,7 +12,7 @@ from esper.cli.overrides import check, check_over
 from esper.cli.transfer import _REFUSED, TRANSFERABLE, Transfer, changes, fitted, is_run_override, transferred
 from esper.config import Config, ConfigError
 from esper.evaluate import main, parse
-from esper.lab.evaluation import Evaluation
+from esper.evaluation.held_out import Evaluation
 from esper.training.config_io import from_plain, to_plain
 from esper.training.trainer import Trainer
 

@@ -11,7 +11,7 @@ from esper.agent.scripted.heuristic import HeuristicConfig
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.buffer.rollout import Rollout
 from esper.env.actions import ALPHA_TARGETS, PARAMETER_HEADS, PINNED, STYLES, TEMPOS, VALUES, Head, HeadsConfig, Op, legal_values
-from esper.env.base import as_observation
+from esper.env.spec import as_observation
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig, StrictConfig, gradient_ratio
 from esper.lifecycle.ramps import Curve

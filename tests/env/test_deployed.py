@@ -124,7 +124,7 @@ def test_seeds_of_frozen_hosts_learn_the_same_whether_or_not_the_other_hosts_are
     def grown(whole: bool) -> list[npt.NDArray[np.float32]]:
         with monkeypatch.context() as patch:
             if whole:
-                patch.setattr(GrowingNetwork, "_learning_of", lambda *_: None)
+                patch.setattr(GrowingNetwork, "_updated_members_of", lambda *_: None)
             parts = EnvParts(
                 task=task,
                 host=host,
@@ -142,7 +142,7 @@ def test_seeds_of_frozen_hosts_learn_the_same_whether_or_not_the_other_hosts_are
             for step in range(6):
                 observation, *_ = env.step(random_actions(observation, step))
                 network = env.pool.shards[0].network
-                skipped.append(0 if network._learning is None else 5 - len(network._learning.members_L))
+                skipped.append(0 if network._updated_members is None else 5 - len(network._updated_members.members_L))
             env.close()
             return [row.numpy().copy() for row in network.rows().values()]
 

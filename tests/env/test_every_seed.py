@@ -27,6 +27,7 @@ WORDS = 7
 def with_hosts(task, layout):
     """The task with other hosts, and random tokens for hosts of sequences."""
     other = copy(task)
+    other.__dict__.pop("sizes", None)  # those of its own hosts
     other.make_host = lambda instance: MAKERS[layout]()
     other.data = task.data if layout != "sequences" else tokens()
     return other

@@ -10,8 +10,8 @@ import torch
 
 from esper.agent.scripted.greedy import GreedyPotentialConfig
 from esper.env.actions import Op
-from esper.env.base import as_observation
 from esper.env.observation import best_potential, exp_potential, log_potential
+from esper.env.spec import as_observation
 from esper.seeds.blueprints.base import Init
 from esper.seeds.blueprints.cnn import ConvLightConfig
 from esper.seeds.blueprints.plain import NormConfig

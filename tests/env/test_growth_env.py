@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from esper.env.actions import PINNED, Head, Op
-from esper.env.base import as_observation
+from esper.env.spec import as_observation
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.slots import EveryBlockConfig, OneSeedConfig
 from esper.lifecycle.stages import Stage

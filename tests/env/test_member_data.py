@@ -211,10 +211,10 @@ def test_validation_of_text_and_class_subsets_is_independent_of_batch_size(monke
 def test_shared_labels_and_classes_take_no_memory():
     task = digits()
     _, _, _, shard = taught(task)
-    assert (shard.views.labels_M, shard.views.classes_MK, shard.views.rate_M1) == (None, None, None)
+    assert (shard.member_data.labels_M, shard.member_data.classes_MK, shard.member_data.rate_M1) == (None, None, None)
     noisy = digits(label_noise=[0.0, 0.4])
     _, _, _, shard = taught(noisy)
-    assert shard.views.labels_M.dtype == torch.uint8
+    assert shard.member_data.labels_M.dtype == torch.uint8
 
 
 def test_each_host_trains_on_its_own_view(make_env, plan_actions, monkeypatch):

@@ -60,7 +60,7 @@ def views(draw: st.DrawFn) -> View:
     ages = {name: draw(any_int(0, 2**40)) for name in ("stage_age", "seed_age", "ramp_done", "ramp_total")}
     state |= {**ages, "stage": draw(any_int(0, len(Stage) - 1)), "blend": draw(any_int(0, len(Blend) - 1))}
     state |= {"blueprint": draw(any_int(-1, 1)), "ramp_curve": draw(any_int(0, 4))}
-    state |= {name: draw(any_bool(N, S)) for name in ("dying", "measured", "fresh")}
+    state |= {name: draw(any_bool(N, S)) for name in ("dying", "measured")}
     return View(
         time=draw(st.integers(0, 50)),
         num_steps=draw(st.integers(1, 50)),

@@ -165,7 +165,7 @@ def test_a_repeated_episode_leaves_out_what_only_reads(make_env, plan_actions):
     env.reset()
     for _ in range(2):
         env.step(plan_actions((0, 0, 0), (0, 0, 0)))
-    env.pool.host_states()
+    env.pool.machines()
     group.workers[0], before = None, len(group.seen)
     with pytest.warns(UserWarning, match="hosts 0 to 1 repeat 2 epochs"):
         env.pool.validate(env.state.alpha[None])
@@ -200,18 +200,16 @@ def test_a_message_is_not_changed_by_what_happens_later(make_env):
     assert [call[1][0].tolist() for call in waiting] == [[True], [False]]
 
 
-def test_networks_states_and_latency_come_from_the_workers(make_env, plan_actions, played):
+def test_networks_and_latency_come_from_the_workers(make_env, plan_actions, played):
     pools = [make_env(3, STEPS, members_per_shard=1, **others) for others in ({}, {"cluster": InProcess(group=Pickled(2))})]
     for env in pools:
         env.reset(seed=2)
         env.step(plan_actions(*[(1, 0, 1)] * 3))
-    here, there = ([part for state in env.pool.host_states() for part in state.values()] for env in pools)
-    assert len(here) == len(there)
-    assert all(a.equal(b) for a, b in zip(here, there, strict=True))
     seed = KeptSeed(slot=0, blueprint=1, blend=Blend.ADD, alpha=1.0)
     x = pools[0].task.data.inputs(pools[0].task.data.valid_x[:4])
-    a, b = (env.pool.grown(2, [seed]).eval()(x) for env in pools)
-    assert a.equal(b)
+    for number in range(3):
+        a, b = (env.pool.grown(number, [seed]).eval()(x) for env in pools)
+        assert a.equal(b)
     with pytest.raises(IndexError, match="no host 3"):
         pools[1].pool.grown(3, [])
     host, used_S = pools[1].task.host(0, pools[1].split, 0, 0), np.array([True, False, False])
@@ -226,16 +224,17 @@ def test_pools_of_one_process_share_workers(make_env, plan_actions):
     group = Pickled(2)
     first, second = (RemotePool(make_env(2, STEPS).pool.parts, None, group, key=key, replacements=1) for key in (0, 1))
     sampler = make_env(2, STEPS).sampler
+    alpha_VNS = np.zeros((1, 2, 3), np.float32)
     for pool in (first, second):
         pool.start(sampler, sampler.views())
-        pool.train(0)
-    before = [state["segments.0.0.weight"] for state in second.host_states()]
+        pool.epoch(0, alpha_VNS)
+    before = [second.grown(host, []).state_dict()["segments.0.0.weight"] for host in range(2)]
     group.workers[1] = None
     with pytest.warns(UserWarning, match="worker 1 of 2 was lost"):
-        first.train(1)
+        first.epoch(1, alpha_VNS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        after = [state["segments.0.0.weight"] for state in second.host_states()]
+        after = [second.grown(host, []).state_dict()["segments.0.0.weight"] for host in range(2)]
     assert all(a.equal(b) for a, b in zip(before, after, strict=True))
     second.close()
     assert group.closed == [1]

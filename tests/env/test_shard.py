@@ -24,7 +24,7 @@ from esper.optimisers.sgd import SGDConfig
 from esper.seeds.blueprints.cnn import ConvLightConfig
 from esper.seeds.blueprints.plain import NormConfig
 from esper.task.instances import Split
-from tests.reference_host import variants
+from tests.reference_host import forward, variants
 
 BLUEPRINTS = (NormConfig(), ConvLightConfig())
 CPU = torch.device("cpu")
@@ -156,7 +156,7 @@ def test_the_training_loss_is_the_mean_over_batches(shard, orders):
         losses = []
         for step in range(3):
             index = torch.from_numpy(orders[:, 32 * step : 32 * step + 32])
-            logits = shard.network.forward(side_by_side(shard.data.train_x[index]))
+            logits = forward(shard.network, side_by_side(shard.data.train_x[index]))
             losses.append(
                 [F.cross_entropy(member, shard.data.train_y[row]).item() for member, row in zip(logits, index, strict=True)]
             )
@@ -231,7 +231,7 @@ def test_hosts_and_data_are_gone_once_no_episode_needs_them(make_env):
         env.reset(seed=0)
         env.step(np.zeros((2, len(Head)), np.int64))
         (shard,) = env.pool.shards
-        ended = [weakref.ref(one) for one in (shard, shard.network, shard.views)]
+        ended = [weakref.ref(one) for one in (shard, shard.network, shard.member_data)]
         del shard
         env.reset()
         assert [one() for one in ended] == [None] * 3
@@ -271,7 +271,7 @@ def test_shards_of_wide_hosts_are_smaller(small_task):
     assert [rows.stop for _, rows in deal(9, {"cpu": DeviceConfig(members_per_shard=5)}, 2**19)] == [5, 9]
     host = small_task.host(0, Split.TRAINING, 0, 0)
     channels, side = host.segments[0][0].out_channels, small_task.data.train_x.shape[-1]
-    assert small_task.widest == channels * side**2  # of the first convolution, before it is pooled
+    assert small_task.sizes.widest == channels * side**2  # of the first convolution, before it is pooled
 
 
 def test_hosts_are_dealt_evenly_to_devices(monkeypatch):

@@ -113,7 +113,7 @@ CHANGES = {
     "clear": lambda env, shard, slot: shard.clear(0, slot, 1),
     "restore": lambda env, shard, slot: shard.restore(np.arange(5) == 0),
     "arrange": lambda env, shard, slot: shard.arrange(swapped_roles(env)),
-    "drift": lambda env, shard, slot: shard.views.at(STEPS),
+    "drift": lambda env, shard, slot: shard.member_data.at(STEPS),
 }
 
 

@@ -20,8 +20,9 @@ from joblib.externals.loky.backend import context
 
 from esper.checkpoint import Checkpoints, load
 from esper.cli.overrides import check
-from esper.config import CHECKPOINTS, Config
+from esper.config import Config
 from esper.task.loading import load_task
+from esper.training.run_folder import CHECKPOINTS
 from esper.training.trainer import Trainer
 from tests.golden.record import numbers as leaves
 

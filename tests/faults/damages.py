@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.checkpoint import Checkpoints, digest_of, encode, load
-from esper.config import CHECKPOINTS
+from esper.training.run_folder import CHECKPOINTS
 from tests.faults.cases import ARMS, JSONL, SMALL_HOST, SWEEP, config_of
 from tests.forked import run_forked
 from tests.golden.record import numbers

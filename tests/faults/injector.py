@@ -27,11 +27,8 @@ import esper
 from esper.env.shard import Shard
 
 PACKAGE = str(Path(esper.__file__).parent)
-NAMES = ("checkpoint.py", "training/", "telemetry/", "lab/", "cli/", "train.py", "compare.py", "buffer/")
-WATCHED = tuple(
-    f"{PACKAGE}/{name}"
-    for name in ("checkpoint.py", "training/", "telemetry/", "lab/", "cli/", "train.py", "compare.py", "buffer/")
-)
+NAMES = ("checkpoint.py", "training/", "telemetry/", "evaluation/", "lab/", "cli/", "train.py", "compare.py", "buffer/")
+WATCHED = tuple(f"{PACKAGE}/{name}" for name in NAMES)
 """Files whose lines are counted."""
 
 

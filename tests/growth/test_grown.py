@@ -18,6 +18,7 @@ from esper.optimisers.schedules import RateSchedule
 from esper.optimisers.sgd import NesterovConfig, SGDConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.seeds.slot_gradients import GradientHooks
+from tests.reference_host import forward, optimiser_step
 
 each_incubation = pytest.mark.parametrize("incubation", list(Incubation))
 each_layout = pytest.mark.parametrize("layout", list(Layout))
@@ -38,7 +39,7 @@ def assert_trained_alike(grown, steps, *, atol, config=None):
     for step in range(steps):
         xs, ys, x = grown.batch(members, 12, step)
         losses = network.backward(x, torch.stack(ys))
-        network.step(step / steps)
+        optimiser_step(network, step / steps)
         for reference in grown.references if config else ():
             paced(config, reference, step / steps)
         wanted = torch.stack([ref.train_batch(*pair) for ref, *pair in zip(grown.references, xs, ys, strict=True)])
@@ -171,7 +172,7 @@ def test_seeds_of_frozen_hosts_learn_as_behind_hosts_that_are_put_back_after_eve
         assert frozen.host.flat.grad is None
         free.host.flat.grad = None
         for network in (frozen, free):
-            network.step()
+            optimiser_step(network)
     learnt = {name: row for name, row in frozen.rows().items() if not name.startswith(("host", "buffer"))}
     assert all(torch.allclose(row, free.rows()[name], atol=1e-6) for name, row in learnt.items())
     assert any(not row.equal(born[name]) for name, row in learnt.items())
@@ -189,7 +190,7 @@ def gradients(population):
     _, ys, x = population.batch(network.members, 12, 0)
     network.train(False)
     with torch.no_grad():
-        logits = network.forward(x)
+        logits = forward(network, x)
     network.train()
     network.backward(x, torch.stack(ys))
     gradient, network.host.flat.grad = network.host.flat.grad.clone(), None
@@ -205,7 +206,7 @@ def test_seeds_behind_the_host_learn_and_leave_its_bits_unchanged(grown, layout,
     bare = grown(members, blends=tuple(Blend), incubation=incubation, layout=layout)
     bare.blueprint[:] = -1
     bare.arrange()
-    assert bare.network.plan == [None, None, None]
+    assert bare.network.active_S == [None, None, None]
     assert bare.network.closed_loop is None
     (logits, gradient), (bare_logits, bare_gradient) = gradients(population), gradients(bare)
     assert logits.equal(bare_logits)

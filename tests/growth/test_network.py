@@ -12,7 +12,7 @@ from esper.growth.objective import CLASSIFICATION
 from esper.hosts.base import segments_of
 from esper.lifecycle.roles import Blend, Incubation
 from esper.seeds.slot_gradients import GradientHooks
-from tests.reference_host import variants
+from tests.reference_host import forward, optimiser_step, variants
 
 
 def one_batch(grown, seed=0):
@@ -26,12 +26,12 @@ def test_banks_are_created_on_first_use_and_compute_live_rows_only(grown):
     where = np.argwhere(population.blueprint >= 0)
     assert set(network.banks) == {(s, population.blueprint[m, s], population.blend[m, s] == Blend.GATE) for m, s in where}
     widths = []
-    for group in network.plan[0].groups:
+    for group in network.active_S[0].groups:
         group.bank.fleet.module.register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[1]))
     x, _ = one_batch(population)
     network.train(False)
-    network.forward(x)
-    assert widths == [3 * max(2, len(group.rows_L)) for group in network.plan[0].groups]
+    forward(network, x)
+    assert widths == [3 * max(2, len(group.rows_L)) for group in network.active_S[0].groups]
 
 
 @pytest.mark.parametrize("incubation", list(Incubation))
@@ -53,7 +53,7 @@ def test_closed_loop_seeds_are_computed_in_the_second_pass_only(grown, incubatio
     assert seen == {slot: [main[slot], shadow[slot]] if closed and slot in shadow else [main[slot]] for slot in range(4)}
     assert network.host.module.training
     assert network.host.module is network.host.bind()  # and the layers hold all members again
-    assert network.forward(one_batch(population)[0]).shape == (8, 12, 10)
+    assert forward(network, one_batch(population)[0]).shape == (8, 12, 10)
 
 
 # ---- counterfactuals
@@ -89,7 +89,7 @@ def test_variants_equal_one_forward_per_setting(grown, members, kind, layout):
         alone = variants(network, x, setting[None])[0]
         population.arrange(setting)
         with torch.no_grad():
-            brute = network.forward(x)
+            brute = forward(network, x)
         assert alone.equal(brute)
         assert torch.allclose(together[index], brute, atol=1e-4, rtol=1e-4)
         population.arrange()
@@ -203,11 +203,11 @@ def test_variants_have_no_side_effects(grown):
     population = grown(3)
     population.network.train(False)
     before = {name: row.clone() for name, row in population.network.rows().items()}
-    plan = copy.copy(population.network.plan)
+    plan = copy.copy(population.network.active_S)
     x, _ = one_batch(population)
     variants(population.network, x, settings(population, 5))
     assert all(row.equal(before[name]) for name, row in population.network.rows().items())
-    assert population.network.plan == plan
+    assert population.network.active_S == plan
     assert population.network.host.flat.grad is None
 
 
@@ -229,7 +229,7 @@ def test_norms_match_the_gradients_of_each_member(float64, grown, layout, incuba
     for step in range(2):
         xs, ys, x = population.batch(5, 12, step)
         population.network.backward(x, torch.stack(ys))
-        population.network.step()
+        optimiser_step(population.network)
         norms = np.full((5, 4), np.nan)
         for member, reference in enumerate(population.references):
             statistics = {name: buffer.clone() for name, buffer in reference.host.named_buffers()}

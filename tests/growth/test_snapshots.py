@@ -12,6 +12,7 @@ from esper.optimisers.adamw import AdamWConfig
 from esper.optimisers.base import SeedSettingsConfig
 from esper.optimisers.sgd import SGDConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
+from tests.reference_host import optimiser_step
 
 each_layout = pytest.mark.parametrize("layout", list(Layout))
 ADAMW = AdamWConfig(seeds=SeedSettingsConfig(warmup_batches=5))
@@ -29,7 +30,7 @@ def train(population, *steps):
     for step in steps:
         _, ys, x = population.batch(network.members, 12, step)
         network.backward(x, torch.stack(ys))
-        network.step()
+        optimiser_step(network)
 
 
 def copies(population):

@@ -6,15 +6,8 @@ import pytest
 
 from esper.cli.overrides import check
 from esper.lab.design import AnalysisPlan, design
-from esper.stats import paired
 from esper.training.trainer import Trainer
 from tests.lab.small_runs import TINY
-
-
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads a bootstrap interval to three digits."""
-    monkeypatch.setattr(paired, "RESAMPLES", 199)
 
 
 @pytest.fixture

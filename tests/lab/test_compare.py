@@ -15,12 +15,13 @@ from esper import compare as C
 from esper.checkpoint import DiskError
 from esper.cli.overrides import check
 from esper.config import ConfigError
+from esper.evaluation.held_out import Evaluation
 from esper.lab import comparison, integrity
 from esper.lab.about import WORDS
 from esper.lab.design import AnalysisPlan, Design, design
-from esper.lab.evaluation import Evaluation
+from esper.lab.outcomes import OUTCOMES
 from esper.lab.report import HEAD
-from esper.lab.runs import OUTCOMES, Run, find_runs
+from esper.lab.runs import Run, find_runs
 from esper.lab.scoring import score, scored_file
 from esper.training.trainer import Trainer
 from tests.lab.small_runs import TINY
@@ -62,9 +63,10 @@ def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pyte
 def test_unlike_runs_are_refused_before_any_is_scored(
     experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    digits = Run(arm="a", block=0, folder=Path("a"), updates=1, update=1, config={"task": "digits", "env": "growth"})
-    table = replace(digits, arm="b", folder=Path("b"), config={"task": "table", "env": "growth"})
-    sandbox = replace(digits, arm="c", folder=Path("c"), config={"task": "digits", "env": "sandbox"})
+    growth, sandboxed = ({"options": {"env": env}} for env in ("growth", "sandbox"))
+    digits = Run(arm="a", block=0, folder=Path("a"), updates=1, update=1, saved=growth, config={"task": "digits"})
+    table = replace(digits, arm="b", folder=Path("b"), config={"task": "table"})
+    sandbox = replace(digits, arm="c", folder=Path("c"), saved=sandboxed, config={"task": "digits", "env": "a preset of it"})
     refuse = integrity.refuse_unlike
     refuse([digits, digits], [], planned=False, overrides=())
     refuse([digits, table], [], planned=True, overrides=())

@@ -5,8 +5,8 @@ import torch
 
 from esper.agent.base import Learner
 from esper.cli.overrides import check
+from esper.evaluation.metered import Metered
 from esper.lab.costs import PARTS, run_cost
-from esper.lab.metered import Metered
 from esper.task.instances import Split
 from esper.training.environment import build_env
 from esper.training.play import play

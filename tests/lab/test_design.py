@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from esper.checkpoint import Checkpoints
-from esper.cli.overrides import check_sweep
-from esper.config import CHECKPOINTS, ConfigError
-from esper.lab.design import AA_CONTROL, FILE, AnalysisPlan, Cell, Design, design, fingerprint, typed_arms
+from esper.checkpoint import Checkpoints, fingerprint
+from esper.cli.overrides import check_sweep, typed_as
+from esper.config import ConfigError
+from esper.lab.arms import AA_CONTROL, typed_arms
+from esper.lab.design import FILE, AnalysisPlan, Cell, Design, command_of, design
+from esper.training.run_folder import CHECKPOINTS
 
 REWARDS = "reward: shaped,sparse"
 
@@ -143,6 +145,12 @@ def test_a_folder_holds_one_experiment(tmp_path: Path) -> None:
     design(REWARDS, blocks=2, root=0, common=["updates=9", "hosts=4"]).save(tmp_path / "ordered")
     with pytest.raises(ConfigError, match="an experiment that differs in the order of its overrides: "):
         design(REWARDS, blocks=2, root=0, common=["hosts=4", "updates=9"]).save(tmp_path / "ordered")
+
+
+def test_a_proposed_command_holds_every_key_once() -> None:
+    planned = design(REWARDS, blocks=2, root=0, plan=AnalysisPlan(pilot="the first"))
+    command = command_of(planned, None, more=["root=7", typed_as("pilot", "my runs/ab")])
+    assert [command.count(key) for key in ("root=", "pilot=")] == [1, 1]
 
 
 def test_blocks_can_be_added_but_not_taken_away(tmp_path: Path) -> None:

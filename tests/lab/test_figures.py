@@ -1,17 +1,20 @@
 """The figures of a report."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from esper.lab.design import AA_CONTROL
+from esper.lab.arms import AA_CONTROL
 from esper.lab.figures import CURVE, FEW, draw, front, learning_curves, page_links, pareto, slopes
-from esper.lab.runs import OUTCOMES, Run
+from esper.lab.outcomes import OUTCOMES
+from esper.lab.runs import Run
 
 
 def test_the_front_holds_undominated_points() -> None:
@@ -59,13 +62,22 @@ def test_learning_curves_join_the_updates_that_all_runs_recorded(monkeypatch: py
     assert axes.lines[0].get_xydata().tolist() == [[10, 10], [20, 20]]
 
 
+def heights(axes: Axes) -> tuple[float, float]:
+    """Return the lowest and the highest point of a band."""
+    found = axes.collections[0].get_paths()[0].vertices[:, 1]
+    return found.min(), found.max()
+
+
 def test_bands_end_at_the_bounds_of_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.lab.figures.records_of", lambda run: [{CURVE: 1.0 + 97 * (run.seed == 0), "update": 1}])
     runs = [Run(arm="a", block=seed, seed=seed, folder=Path(), updates=2) for seed in range(3)]
     axes = Figure().subplots()
     learning_curves(axes, runs, {"a": (0, 0, 0)})
-    heights = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == (0, 100)
+    assert heights(axes) == (0, 100)
+    outcomes = pd.DataFrame([{"arm": "a", "block": 0, "outcome": name, "value": 1.0} for name in ("accuracy", "parameters")])
+    finished = [replace(run, update=2) for run in runs]
+    learning, *_ = draw(finished, outcomes, OUTCOMES["accuracy"], "R2", -100.0, {})
+    assert heights(learning.figure.axes[0]) == (-100, 100)
 
 
 def test_the_control_is_not_in_the_front() -> None:
@@ -103,8 +115,8 @@ def test_dots_lead_to_the_pages_of_their_runs(tmp_path: Path) -> None:
             for name in ("accuracy", "parameters")
         ]
     )
-    pages = [one.inline() for one in draw([], outcomes, OUTCOMES["accuracy"], links=links)]
+    pages = [one.inline() for one in draw([], outcomes, OUTCOMES["accuracy"], "accuracy", 0.0, links)]
     assert len(pages) == 2, "nothing was recorded in training, so there is no learning curve"
     for page in pages:
         assert [page.count(f'href="{address}"') for address in links.values()] == [1] * 3
-    assert all("run.html" not in one.inline() for one in draw([], outcomes, OUTCOMES["accuracy"]))
+    assert all("run.html" not in one.inline() for one in draw([], outcomes, OUTCOMES["accuracy"], "accuracy", 0.0, {}))

@@ -18,12 +18,13 @@ from omegaconf import OmegaConf
 
 from esper.checkpoint import load
 from esper.cli.failures import Failure
-from esper.config import CHECKPOINTS
 from esper.env import shard_pool
 from esper.env.devices import find_device, take_turn
 from esper.lab.design import Cell, design
-from esper.lab.launch import CellSweeper, cores_each, end_with_parent, run_context
+from esper.lab.launch import cores_each, end_with_parent, run_context
 from esper.lab.ray_launcher import RayLauncher
+from esper.lab.sweepers import CellSweeper
+from esper.training.run_folder import CHECKPOINTS
 from tests.forked import run_forked
 from tests.outside.example import GROW, LEARN, TINY, beside
 
@@ -195,7 +196,7 @@ def test_launchers_run_alike_and_a_failure_ends_no_other_run(launcher: str, site
     """In the example of each launcher, with the parts of a package and of a file; the run that fails comes first."""
     if not find_spec(NEEDS[launcher]):
         pytest.skip(f"{NEEDS[launcher]} is not installed")
-    arms = f'arms={{fine: "{FINE}", broken: "task=cifar10_baseline task.root=nowhere"}}'
+    arms = f'arms={{fine: "{FINE}", broken: "governor=off optimiser.learning_rate=1e15"}}'
     sweep = [arms, "blocks=1", f"root={ROOT_SEED}", "aa_control=false", "hydra.sweep.dir=out", *TINY[:3], "devices=[cpu]"]
     sweep += [f"plugins=[{ROOT / 'tests/outside/my_parts.py'}]", "telemetry.writers=[jsonl,markdown,returns]"]
     sweep += ["telemetry.page_hosts=0"]
@@ -203,8 +204,8 @@ def test_launchers_run_alike_and_a_failure_ends_no_other_run(launcher: str, site
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("esper: 1 of 2 runs failed: broken/block-00 (the task needs nowhere/")
-    assert "which does not exist: add task.download=true" in last
+    assert last.startswith("esper: 1 of 2 runs failed: broken/block-00 (hosts 0, ")
+    assert "have a non-finite loss, gradient or batch statistic" in last
     assert "; resume with: python -m esper.train -m sweep=ab" in last
     assert last.endswith("hydra.sweep.dir=out")
     assert "Traceback" not in done.stderr

@@ -14,8 +14,9 @@ from esper.cli.overrides import check_sweep, hydra_at_conf
 from esper.config import ConfigError
 from esper.lab.design import AnalysisPlan, Design, command_of, design
 from esper.lab.integrity import _asked, _equal  # pyright: ignore[reportPrivateUsage]
-from esper.lab.plan import announce, as_planned, deviations, experiment, scored_with
-from esper.lab.runs import CompareConfig
+from esper.lab.looks import as_planned, deviations, scored_with
+from esper.lab.outcomes import CompareConfig
+from esper.lab.plan import announce, experiment
 
 PLAN = """
 question: |

@@ -9,8 +9,8 @@ import pytest
 
 from esper.config import ConfigError, standalone_agents
 from esper.lab.design import AnalysisPlan, Design, design
+from esper.lab.outcomes import BASELINES
 from esper.lab.power import TYPICAL, expected_power, read_outcomes, spread_of
-from esper.lab.runs import BASELINES
 from esper.stats.paired import blocks_needed
 from esper.stats.power import PlannedTest
 

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from joblib.externals.loky.backend import context
 
+from esper.checkpoint import fingerprint
 from esper.cli.overrides import check
 from esper.config import ConfigError
+from esper.evaluation.held_out import Choice, Evaluation
+from esper.evaluation.per_host import HostSearch
 from esper.growth.objective import CLASSIFICATION, Numbers, RegressionLoss
 from esper.lab.comparison import compare
-from esper.lab.design import fingerprint
-from esper.lab.evaluation import Choice, Evaluation
-from esper.lab.per_host import HostSearch
-from esper.lab.runs import CompareConfig, Run, criterion_of, find_runs
+from esper.lab.outcomes import CompareConfig
+from esper.lab.runs import Run, criterion_of, find_runs
 from esper.lab.scoring import (
     Scores,
     Scoring,
@@ -115,7 +116,7 @@ def test_baselines_are_chosen_by_the_criterion_and_kept_with_it(
 @pytest.mark.parametrize(("outcome", "by"), [("return", "return"), ("accuracy", "validation"), ("parameters", "validation")])
 def test_the_outcome_tells_the_criterion(outcome: str, by: str) -> None:
     assert criterion_of(outcome, Run(arm="a", block=0, folder=Path())) == by
-    assert criterion_of(outcome, Run(arm="a", block=0, folder=Path(), config={"env": "sandbox"})) == "return"
+    assert criterion_of(outcome, Run(arm="a", block=0, folder=Path(), saved={"options": {"env": "sandbox"}})) == "return"
 
 
 def test_scores_on_other_data_are_not_mixed(experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

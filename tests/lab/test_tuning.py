@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 
+from esper.checkpoint import fingerprint
 from esper.cli import command as cli
 from esper.cli.command import spelled_out
 from esper.cli.failures import Failure
 from esper.cli.overrides import check_sweep
 from esper.config import ConfigError
-from esper.lab.design import Cell, draw_seeds, fingerprint
+from esper.lab.arms import read_arms
+from esper.lab.design import Cell, draw_seeds
 from esper.lab.search_space import BASELINE, search_space
 from esper.lab.sweepers import TuneSweeper
-from esper.lab.tuning import FILE, Tuning
+from esper.lab.tuning import FILE, Trial, Tuning
 from esper.sweeps import TuneConfig
 from esper.train import main as train_command
 
@@ -146,6 +148,21 @@ def test_a_tuning_goes_on_without_a_trial_that_always_fails(
     shown = capsys.readouterr().out
     assert re.search(r"trial-001: .*: cannot be run: out of memory\n", shown)
     assert "trial-004: " in shown
+
+
+def test_values_that_do_not_fit_together_are_a_fault() -> None:
+    sweeper = TuneSweeper(**CONFIG)
+    assert sweeper._fault(["sweep=tune", "agent.hidden=32"]) is None  # pyright: ignore[reportPrivateUsage]
+    fault = sweeper._fault(["hosts=4", "agent.minibatches=8"])  # pyright: ignore[reportPrivateUsage]
+    assert fault is not None
+    assert "agent.minibatches" in fault
+
+
+def test_the_command_that_confirms_keeps_values_with_spaces(tmp_path: Path) -> None:
+    made = tuning(tmp_path)
+    made.trials = [Trial(values={"task.folder": "'a b'", "agent.hidden": 32}, gains=[1.0, 1.0])]
+    (arms,) = [word for word in shlex.split(made.table()[-1]) if word.startswith("arms=")]
+    assert read_arms(arms.removeprefix("arms=")) == {BASELINE: [], "tuned": ["task.folder='a b'", "agent.hidden=32"]}
 
 
 def test_the_command_that_confirms_needs_no_policy_seed(tmp_path: Path) -> None:

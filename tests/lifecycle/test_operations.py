@@ -9,7 +9,7 @@ import pytest
 
 from esper.env.actions import ALPHA_SPEEDS, ALPHA_TARGETS, STYLES, TEMPOS, execute, legal_slots
 from esper.lifecycle import operations as lifecycle
-from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize
+from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize, shortest_life
 from esper.lifecycle.operations import may_germinate, may_prune
 from esper.lifecycle.roles import Blend, Fossils, Incubation
 from esper.lifecycle.slots import GATES, EveryBlockConfig, Isolation, OneSeedConfig, SlotsConfig
@@ -298,7 +298,7 @@ def test_fossilisation_can_be_automatic():
 @pytest.mark.parametrize("tempo", TEMPOS)
 def test_shortest_life_matches_a_simulation(incubation, gates, tempo):
     config = SlotsConfig(auto_advance=[*ALL_AUTO, "fossilized"], incubation=incubation)
-    steps = lifecycle.shortest_life(config, gates, TEMPOS[tempo])
+    steps = shortest_life(config, gates, TEMPOS[tempo])
     stages, _ = life(config, *[Op.WAIT] * (steps - 1), gates=gates, tempo=tempo)
     assert (stages[-2], stages[-1]) == (Stage.HOLDING, Stage.FOSSILIZED)
 
@@ -315,14 +315,14 @@ def test_shortest_life_depends_on_automatic_gates(incubation, gates, auto):
             legal_O = legal_slots(state, config, np.array([True, True]), gates, FREE)[0, :, 0]
             op = next((op for op in (Op.FOSSILIZE, Op.ADVANCE) if legal_O[op]), Op.WAIT)
             state, steps = step(state, config, op, gates=gates), steps + 1
-        assert steps == lifecycle.shortest_life(config, gates, ticks)
+        assert steps == shortest_life(config, gates, ticks)
 
 
 @pytest.mark.parametrize("auto", [[], ALL_AUTO, list(GATES)])
 @pytest.mark.parametrize("spare", [1, 2])
 def test_a_seed_that_is_removed_by_age_needs_that_many_epochs(auto, spare):
     """The warning about `prune_after` counts on it: a seed is removed before its shortest life is over, or just not."""
-    life = lifecycle.shortest_life(SlotsConfig(auto_advance=auto), GATED, TEMPOS["fast"])
+    life = shortest_life(SlotsConfig(auto_advance=auto), GATED, TEMPOS["fast"])
     config = SlotsConfig(auto_advance=auto, prune_after=life - spare, min_prune_age=0)
     state = step(empty(1, 2), config, Op.GERMINATE, gates=GATED)
     while state.stage[0, 0] not in (Stage.FOSSILIZED, Stage.PRUNED):

@@ -1,6 +1,6 @@
 """Interactions and Shapley values, compared with all orders and with tables whose values are known."""
 
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ from esper.measure.attribution import (
     sampled_shapley,
     shapley,
     subsets,
-    velocity,
 )
 
 
@@ -148,16 +147,3 @@ def test_errors_account_for_shared_samples():
 def test_an_unmeasured_coalition_is_an_error():
     with pytest.raises(KeyError):
         effects([interaction(0, 1)], {0b11: 0, 0b01: 1}, np.zeros(2), np.zeros((2, 2)))
-
-
-# ---- velocity
-
-
-def test_velocity_starts_at_the_first_difference_and_is_nan_without_measurements():
-    nan = np.float32(np.nan)
-    speed, seen = np.array([nan]), [nan, 1.0, 3.0, 3.0, nan, 2.0, 1.5]
-    found = []
-    for before, now in pairwise(seen):
-        speed = velocity(speed, np.array([before], np.float32), np.array([now], np.float32))
-        found.append(float(speed[0]))
-    assert found == pytest.approx([nan, 2.0, 1.4, nan, nan, -0.5], nan_ok=True)

@@ -20,6 +20,7 @@ from esper.optimisers.sgd import SGDConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.seeds.slot_gradients import GradientHooks, SlotGradients, samples_of
+from tests.reference_host import forward
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch.func, attention
 
@@ -104,7 +105,7 @@ def network_of(layout):
 def captured(network, x, y, count=None, spots=0):
     """Return the gradients of each slot, captured in a training step."""
     hooks = GradientHooks(MEMBERS, count, spots=spots)
-    CLASSIFICATION.mean_losses(network.forward(side_by_side(x), hooks), y).sum().backward()
+    CLASSIFICATION.mean_losses(forward(network, side_by_side(x), hooks), y).sum().backward()
     return hooks.gradients()
 
 

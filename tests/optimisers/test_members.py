@@ -19,7 +19,7 @@ from esper.optimisers.adamw import AdamWConfig
 from esper.optimisers.base import MemberOptimiser, OptimiserConfig, SeedSettingsConfig
 from esper.optimisers.schedules import RateSchedule
 from esper.optimisers.sgd import NesterovConfig, SGDConfig
-from tests.reference_host import WideConfig, make_host, plain_optimiser
+from tests.reference_host import WideConfig, make_host, optimiser_step, plain_optimiser
 
 CONFIGS = {
     "sgd": SGDConfig(weight_decay=0.0),
@@ -206,7 +206,7 @@ def test_an_optimiser_may_come_from_outside(own_parts):
     assert list(network.rows()) == ["host", "seed/0/0", "seed_steps/0/0"]
     born = bank.fleet.flat.detach().clone()
     network.host.flat.grad, bank.fleet.flat.grad = torch.ones_like(before), -torch.ones_like(born)
-    network.step()
+    optimiser_step(network)
     assert torch.allclose(before - network.host.flat, torch.tensor(0.5), atol=1e-6)
     assert torch.allclose(bank.fleet.flat - born, torch.tensor([[0.125], [0.0]]), atol=1e-6)
     with pytest.raises(TypeError, match="OptimiserConfig does not define build"):

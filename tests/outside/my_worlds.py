@@ -11,8 +11,9 @@ from esper import register
 from esper.buffer.base import BufferConfig
 from esper.buffer.on_policy import RolloutBuffer
 from esper.buffer.rollout import Rollout
-from esper.env.actions import EnvSpec, Head, Op, legal_values
+from esper.env.actions import Head, Op, legal_values
 from esper.env.base import EnvConfig, EnvParts
+from esper.env.spec import EnvSpec
 from esper.fusion.layout import Layout
 from esper.hosts.base import Host, HostConfig, SlotSpec
 from esper.seeding import stream

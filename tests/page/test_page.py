@@ -15,8 +15,8 @@ import pytest
 from esper.checkpoint import FileError, Notice
 from esper.cli.overrides import check, typed_as
 from esper.env.cluster import ClusterError
-from esper.lab.bundle import save_policy
-from esper.lab.evaluation import ORACLE
+from esper.evaluation.bundle import save_policy
+from esper.evaluation.held_out import ORACLE
 from esper.page import contents
 from esper.page import page as module
 from esper.page.costs import costs_of
@@ -231,8 +231,9 @@ def test_a_browser_slides_sorts_points_and_chooses(folder: Path, tmp_path: Path)
     tables = [read_trace(path) for path in (folder / "trace").iterdir()]
     stages = {stage for one in tables for name, values in one.items() if ".stage" in name for stage in values}
     assert {*seen["legend"]} == stages - {"dormant", None}, "the legend has the stages that occur"
-    assert seen["marks"] == 0 or f"{seen['marks']} seeds" in seen["scatter"]
-    assert seen["marks"] == 0 or "ank correlation" in seen["scatter"]
+    assert seen["marks"] > 0
+    assert f"{seen['marks']} seeds" in seen["scatter"]
+    assert "ank correlation" in seen["scatter"]
     assert seen["first"] == "update 1, training hosts"
     returns = read_trace(trace_of_evaluation(folder, 2, 4, "policy"))["return"][7::8]
     assert seen["order"] == np.argsort(np.array(returns, dtype=float)).tolist()
@@ -240,6 +241,16 @@ def test_a_browser_slides_sorts_points_and_chooses(folder: Path, tmp_path: Path)
     assert "operation" in seen["live"]
     assert seen["which"] == f"host {seen['order'][1]}"
     assert seen["bars"] >= 2
+
+
+def test_every_column_on_the_page_is_drawn(folder: Path) -> None:
+    script = (Path(module.__file__).parent / "run.js").read_text()
+    names = {
+        name.rpartition(".")[2] for path in (folder / "trace").iterdir() for name in packed("x", read_trace(path))["columns"]
+    }
+    used = {re.sub("^(reward|potential)_.*", r"\1_", name) for name in names}
+    assert len(used) > 10
+    assert not [name for name in used if not re.search(rf'["`.]{name}["`]', script)]
 
 
 def test_packing_keeps_values_and_shrinks_what_does_not_change() -> None:
@@ -266,6 +277,14 @@ def test_damaged_costs_are_one_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text(text)
     with pytest.raises(FileError, match=r"costs\.json is damaged: move it away"):
         costs_of(tmp_path)
+
+
+def test_a_damaged_record_of_anomalies_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "run")
+    with (copy / "events.jsonl").open("a") as file:
+        file.write('{"update": 2, "event": "anom}\n')
+    with pytest.raises(FileError, match=r"line \d+ of .*events\.jsonl is not a record"):
+        contents.gather(copy)
 
 
 def test_a_gradient_that_is_not_finite_is_missing_on_the_page() -> None:

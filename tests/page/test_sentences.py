@@ -10,7 +10,7 @@ from esper.page.best import best_update, decline
 from esper.page.costs import rows, with_flops
 from esper.page.curves import reward_tags
 from esper.page.evaluations import controllers, meaning
-from esper.page.findings import baseline_sentence, cards, gain, habits, kind_words, kinds, plantings, slot_words, verdict
+from esper.page.findings import cards, gain, habits, kind_words, kinds, plantings, slot_words, verdict
 from esper.page.lead import Grown, failures, rollbacks, sentences
 from esper.page.seeds import log_of
 from esper.task.kinds import condensed
@@ -137,18 +137,6 @@ def test_kinds_are_compared_with_never_growing() -> None:
     ]
     assert [row[-1] for row in kinds(table([12, 20, 31]) | kind, never)] == ["nothing", "nothing"]
     assert kinds(table([12, 20, 31]), never) == []
-
-
-def test_the_best_rival_is_compared_by_a_paired_interval() -> None:
-    def report(own: list[float], other: list[float]) -> dict:
-        return {"hosts": {name: {"return": values} for name, values in {"policy": own, "rule": other, "wait": [0, 0, 0]}.items()}}
-
-    assert baseline_sentence(report([11, 12, 13.5], [10, 11, 12])) == (
-        "its best baseline is rule: the policy returns 1.2 ± 0.7 points more, paired on the same 3 hosts"
-    )
-    assert "returns 1.0 ± 0.0 points less" in baseline_sentence(report([1, 2, 3], [2, 3, 4]))
-    assert "the policy does not clearly differ in return (0.0 ± " in baseline_sentence(report([1, 2, 3], [2, 2, 2]))
-    assert baseline_sentence(report([1, 2, 3], [-1, -1, -1])) == ""
 
 
 def test_plantings_are_counted_unless_they_are_refused() -> None:

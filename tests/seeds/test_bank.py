@@ -18,6 +18,7 @@ from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.cnn import ConvLightConfig
 from esper.seeds.blueprints.plain import NormConfig
 from esper.seeds.gated import Gate, Gated
+from tests.reference_host import optimiser_step
 
 SLOT = SlotSpec("r0c0", 3)
 
@@ -35,7 +36,7 @@ def test_a_large_host_gradient_does_not_affect_seeds(grown):
         population.network.backward(x, torch.stack(ys))
     loud.network.host.flat.grad *= 1e12
     for population in (calm, loud):
-        population.network.step()
+        optimiser_step(population.network)
     for key, bank in calm.network.banks.items():
         assert bank.fleet.flat.equal(loud.network.banks[key].fleet.flat)
     moved = (loud.network.host.flat - grown(3).network.host.flat).norm(dim=1)
@@ -67,7 +68,7 @@ def test_an_inactive_seed_keeps_its_bits(grown, weight_decay, rest, make):
         network.train()
         _, ys, x = population.batch(3, 12, 0)
         network.backward(x, torch.stack(ys))
-        network.step()
+        optimiser_step(network)
 
     train()
     population.blueprint[1] = -1
@@ -161,7 +162,7 @@ def test_a_gate_learns_from_the_first_step_within_the_clipping_of_its_seed(grown
     network.train()
     _, ys, x = population.batch(3, 12, 0)
     network.backward(x, torch.stack(ys))
-    network.step()
+    optimiser_step(network)
     for member, slot in np.argwhere(population.blueprint >= 0):
         key = (int(slot), int(population.blueprint[member, slot]), True)
         moved = (network.banks[key].fleet.flat - before[key])[member]

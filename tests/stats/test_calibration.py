@@ -7,9 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.stats import paired
-from esper.stats.intervals import UNKNOWN
-
 SCRIPT = Path(__file__).parents[2] / "experiments" / "2026-11-23_calibration" / "calibration.py"
 spec = spec_from_file_location("calibration", SCRIPT)
 assert spec is not None
@@ -20,10 +17,8 @@ spec.loader.exec_module(calibration)
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer sign patterns, no bootstrap, on which no verdict depends, and ends of intervals within 0.4 % of their range."""
-    monkeypatch.setattr(paired, "RESAMPLES", 999)
+    """Ends of intervals within 0.4 % of their range."""
     monkeypatch.setattr("esper.stats.sign_flip.HALVINGS", 8)
-    monkeypatch.setattr(paired, "improvement_interval", lambda *_, **__: UNKNOWN)
 
 
 COLLAPSE = {"collapse": 0.2, "depth": 10.0}
@@ -99,8 +94,6 @@ def test_simulated_runs_are_lost_and_collapse_as_stated() -> None:
 
 
 def test_the_command_prints_all_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RESAMPLES", "improvement_interval"):  # the command replaces them
-        monkeypatch.setattr(paired, name, getattr(paired, name))
     few = [calibration.Setting(), calibration.Setting(**COLLAPSE), calibration.Setting(blocks=12, looks=(10, 12))]
     monkeypatch.setattr(calibration, "settings", lambda: few)
     monkeypatch.setattr(calibration.Setting, "declared_gain", calibration.Setting.gain)  # which simulates a million runs

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper.stats.collapse import CollapseRate, collapse_p, collapsed, collapsed_pair, irregular
+from esper.stats.collapse import CollapseRate, collapsed, collapsed_pair, irregular
 
 ONE = np.zeros(20)
 
@@ -132,9 +132,3 @@ def test_rates_are_exact() -> None:
     assert some.at_most == pytest.approx(stats.beta.ppf(0.95, 4, 9))
     assert CollapseRate(arm="a", collapsed=0, runs=0).at_most == 1
     assert CollapseRate(arm="a", collapsed=2, runs=9, blocks=(3, 4)).where == "blocks 3, 4"
-
-
-def test_rates_of_two_arms_are_compared_block_by_block() -> None:
-    first, second = np.arange(12) < 8, np.arange(12) < 2
-    assert collapse_p(first, second) == pytest.approx(2 / 2**6)  # six blocks in which only the first arm collapsed
-    assert collapse_p(first, first) == 1

@@ -9,7 +9,7 @@ from esper.hosts.mlp import MLPConfig
 from esper.task.data import TaskError
 from esper.task.diabetes import DiabetesConfig
 from esper.task.loading import load_task
-from esper.task.regression import scaled
+from esper.task.splits import scaled
 from esper.task.table_file import TableFileConfig
 from esper.telemetry.tags import in_terms_of
 from tests.forked import run_forked

@@ -14,7 +14,7 @@ from esper.task.data import TaskError
 from esper.task.events import EventsConfig, class_shares
 from esper.task.instances import Split
 from esper.task.loading import load_task
-from esper.task.regression import split_rows
+from esper.task.splits import split_rows
 from esper.task.table_classes import TableClassesConfig
 from esper.task.table_file import TableFileConfig
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from esper.evaluation.regrow import in_and_out
 from esper.fusion.layout import Layout
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
-from esper.lab.regrow import in_and_out
 from esper.task.check import check_samples
 from esper.task.data import Data, Units
 from esper.task.image_arrays import ImageArraysConfig

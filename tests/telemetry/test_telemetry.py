@@ -39,7 +39,7 @@ def run(config: TelemetryConfig, folder: Path, total: int = 10, resume: int = 0)
         telemetry.start("shaped", {"seed": 0})
         for update in range(resume + 1, total + 1):
             telemetry.step(1, 2)
-            telemetry.update(update, {ACCURACY: float(update), "policy/kl": None, "host/loss": math.nan}, None, DECISIONS)
+            telemetry.update(update, {ACCURACY: float(update), "policy/kl": None, "host/loss": math.nan}, None, lambda: DECISIONS)
         telemetry.finish([("accuracy", "10 pp")])
     return file.getvalue()
 

@@ -9,7 +9,7 @@ import pytest
 from esper.checkpoint import load
 from esper.cli.overrides import check
 from esper.evaluate import main
-from esper.lab.evaluation import Evaluation
+from esper.evaluation.held_out import Evaluation
 from esper.measure.costs import Price
 from esper.telemetry.jsonl import read_records
 from esper.telemetry.text import si

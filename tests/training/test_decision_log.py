@@ -13,12 +13,12 @@ from esper.agent.scripted.base import RandomConfig
 from esper.buffer.transition import Decision, Transition
 from esper.checkpoint import Checkpoints
 from esper.cli.overrides import check
-from esper.config import CHECKPOINTS
 from esper.env.actions import Head, Op
 from esper.task.instances import Split
-from esper.training.decision_log import DecisionLog
+from esper.training.decision_log import decisions
 from esper.training.environment import build_env
 from esper.training.play import play
+from esper.training.run_folder import CHECKPOINTS
 from esper.training.trainer import Trainer
 
 TINY = ["hosts=4", "steps=14", "task.epoch_samples=128", "task.valid_samples=50", "telemetry=quiet", "telemetry.decisions=true"]
@@ -29,16 +29,10 @@ def logged() -> tuple[list[dict[str, Any]], list[Transition], Any]:
     """An episode of a random controller, logged."""
     steps: list[Transition] = []
     env = build_env(check([*TINY, "agent=random", "slots=all"]), split=Split.TRAINING)
-    log = DecisionLog(env.layout, 3)
-
-    def record(step: Transition) -> None:
-        steps.append(step)
-        log.add(step)
-
     with closing(env):
         env.reset()
-        episode = play(env, RandomConfig().build(env.layout, seed=0), record=record)
-    return log.records, steps, episode
+        episode = play(env, RandomConfig().build(env.layout, seed=0), record=steps.append)
+    return decisions(env.layout, 3, steps), steps, episode
 
 
 def test_every_decision_except_waiting_is_logged_once(logged) -> None:
@@ -79,7 +73,7 @@ def test_a_seed_is_named_by_the_decision_that_germinated_it(logged) -> None:
 
 def test_illegal_decisions_are_marked() -> None:
     env = build_env(check([*TINY, "agent=wait"]), split=Split.TRAINING)
-    log = DecisionLog(env.layout, 1)
+    steps: list[Transition] = []
 
     class Stubborn:
         """Prunes an empty slot."""
@@ -94,9 +88,10 @@ def test_illegal_decisions_are_marked() -> None:
 
     with closing(env), np.errstate(all="ignore"):
         env.reset()
-        play(env, Stubborn(), record=log.add)
-    assert len(log.records) == 14
-    assert all(record["refused"] and record["seed"] is None and record["op"] == "prune" for record in log.records)
+        play(env, Stubborn(), record=steps.append)
+    records = decisions(env.layout, 1, steps)
+    assert len(records) == 14
+    assert all(record["refused"] and record["seed"] is None and record["op"] == "prune" for record in records)
 
 
 def test_decisions_are_written_with_details_and_equally_after_a_resume(tmp_path: Path) -> None:

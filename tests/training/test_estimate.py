@@ -103,6 +103,14 @@ def test_the_keys_that_make_it_smaller_are_named(
         ready(check(overrides))
 
 
+def test_data_of_hosts_elsewhere_may_be_too_large_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key makes them smaller."""
+    config = check(["cluster=ray", "cluster.address=10.0.0.1:6379"])
+    monkeypatch.setattr(subject, "capacity", lambda device: 1e6)
+    with pytest.raises(ValueError, match=r"most of it for Python .*, and this machine has 1 MB: use one with more$"):
+        estimate(config, 2).check(config)
+
+
 def test_the_memory_of_a_gpu_counts_what_lies_there(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

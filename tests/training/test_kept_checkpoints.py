@@ -6,8 +6,8 @@ import pytest
 
 from esper.checkpoint import CheckpointError, Checkpoints, load, load_run
 from esper.cli.overrides import check
-from esper.config import CHECKPOINTS
 from esper.training.resume import find_checkpoint
+from esper.training.run_folder import CHECKPOINTS
 from esper.training.trainer import Trainer
 
 TINY = ["hosts=4", "steps=3", "updates=4", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8", "env=sandbox"]

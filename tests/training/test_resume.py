@@ -11,11 +11,12 @@ import pytest
 
 from esper.checkpoint import GoneError, Notice, digest_of, look_again
 from esper.cli import command as cli
-from esper.config import CHECKPOINTS, ConfigError
-from esper.lab.evaluation import Evaluation
+from esper.config import ConfigError
+from esper.evaluation.held_out import Evaluation
 from esper.train import main
 from esper.training import provenance, resume
 from esper.training.resume import find_checkpoint
+from esper.training.run_folder import CHECKPOINTS
 from esper.training.trainer import Trainer
 from tests.forked import Forked
 from tests.training.small_run import command, config, newest, same, untimed
@@ -80,7 +81,7 @@ def test_a_run_on_streamed_data_resumes_to_the_numbers_of_resident_data(whole, t
     Trainer(config("devices.auto.resident=false"), tmp_path).run()
     assert untimed(tmp_path) == untimed(whole)
     assert same(newest(tmp_path)["agent"], newest(whole)["agent"])
-    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
 def test_a_resumed_run_says_what_is_left_and_what_is_damaged(whole, tmp_path, capsys):

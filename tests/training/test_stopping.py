@@ -10,10 +10,10 @@ import pytest
 
 from esper.checkpoint import DiskError
 from esper.cli import command as cli
-from esper.config import CHECKPOINTS
 from esper.env.growth_env import GrowthEnv
 from esper.train import main
 from esper.training.interrupt import Stopped
+from esper.training.run_folder import CHECKPOINTS
 from esper.training.trainer import Trainer
 from tests.forked import Forked
 from tests.training.small_run import command, config, newest

@@ -3,6 +3,8 @@
 import math
 import re
 import shutil
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,14 @@ import pytest
 from esper.checkpoint import Notice
 from esper.cli import command
 from esper.cli.overrides import check
-from esper.cli.readiness import ready
+from esper.cli.readiness import _layout, ready
 from esper.cli.transfer import transferred
 from esper.config import ConfigError
+from esper.env.growth_env import GrowthConfig
 from esper.lab.design import draw_seeds
+from esper.task.instances import Split
 from esper.training.config_io import from_plain
+from esper.training.environment import build_env
 from esper.training.resume import continued
 from esper.training.trainer import Trainer
 from tests.training.small_run import TINY, config, newest, same, untimed
@@ -47,6 +52,14 @@ def test_a_policy_imitates_the_controller_of_a_run_and_resumes_exactly(bandit: P
     alone = run(tmp_path / "alone", "updates=4")
     assert alone[0]["policy/return"] == whole[0]["policy/return"], "the policy acts, not its teacher"
     assert alone[1] != whole[1]
+
+
+def test_a_teacher_is_checked_with_the_layout_of_the_run() -> None:
+    chosen = config("slots=one_seed", "task=digits_drift", "env.timetable=true", "steps=16")
+    with closing(build_env(chosen, split=Split.TRAINING)) as env:
+        assert isinstance(chosen.env, GrowthConfig)
+        found = _layout(chosen, chosen.env, env.layout.slot_names)
+        assert replace(found, seed_params=env.layout.seed_params) == env.layout
 
 
 def test_a_rule_can_teach(tmp_path: Path) -> None:
@@ -187,7 +200,7 @@ def test_a_teacher_that_is_still_learning_is_named(tmp_path: Path) -> None:
         (
             ["agent=event_oracle", "env.timetable=true", "task=digits_drift", "steps=16"],
             [],
-            " needs the timetable of events: add env.timetable=true, or choose another teacher",
+            " reads the timetable of events, .*: add env.timetable=true, with a task that has events, or choose another teacher",
         ),
         (["agent=react_bandit"], ["blueprint=[norm]"], ": the ReactBandit learned to choose among .*"),
         (["env.potential=false"], [], " was trained with env.potential=false, and this run has true: make them equal"),

@@ -115,7 +115,8 @@ class OnGPU(Tensor):
 def test_a_checkpoint_may_be_loaded_to_a_gpu() -> None:
     net, other = active(grown()), grown()
     state = net.get_extra_state()
-    other.set_extra_state(state | {"state": {name: array.as_subclass(OnGPU) for name, array in state["state"].items()}})
+    earlier = {"velocity": torch.zeros(1, 1)}  # a field of an earlier version
+    other.set_extra_state(state | {"state": {name: array.as_subclass(OnGPU) for name, array in state["state"].items()} | earlier})
     assert other.stage("early") is net.stage("early")
 
 

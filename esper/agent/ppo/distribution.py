@@ -8,7 +8,7 @@ A *held* head, with one legal value, adds exactly 0 too; a head held in all B de
 
 # B decisions, O operations, S slots, H heads, V values of all parameter heads, concatenated, W values of one head
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,21 +71,13 @@ class Logits:
 class ActionDistribution:
     """A distribution over the actions of B decisions."""
 
-    def __init__(
-        self,
-        logits: Logits,
-        legal_slots_BOS: Tensor,
-        legal_values_BV: Tensor,
-        head_sizes: tuple[int, ...],
-        free: Sequence[tuple[Op, Head]] | None = None,
-    ) -> None:
+    def __init__(self, logits: Logits, legal_slots_BOS: Tensor, legal_values_BV: Tensor, head_sizes: tuple[int, ...]) -> None:
         """
         Args:
-            logits: logits before masking.
+            logits: logits before masking; of `free_parameters` of these decisions or of a superset.
             legal_slots_BOS: legality of each operation on each slot.
             legal_values_BV: legality of the values of the parameter heads.
             head_sizes: number of values of each head.
-            free: `free_parameters` of these decisions or of a superset; computed if None.
         """
         self.legal_values_BV, self.places = legal_values_BV, segments(head_sizes)
         self.op_BO = masked_log_softmax(logits.op_BO, legal_slots_BOS.any(dim=2))
@@ -94,10 +86,6 @@ class ActionDistribution:
             (op, head): masked_log_softmax(scores_BSW, legal_values_BV[:, None, self.places[head]])
             for (op, head), scores_BSW in logits.parameters.items()
         }
-        if free is None:
-            free = free_parameters(legal_slots_BOS, legal_values_BV, head_sizes)
-        missing = set(free) - set(self.parameters)
-        assert not missing, f"no logits for {missing}, which have several legal values"
 
     def sample(self, uniform_BH: Tensor) -> Tensor:
         """Sample actions `[B, H]` by inversion from uniform numbers in [0, 1), one per head."""

@@ -9,7 +9,8 @@ from torch import Tensor
 from esper.agent.base import Controller, Revisable
 from esper.agent.ppo.distribution import ActionDistribution
 from esper.buffer.rollout import Rollout
-from esper.env.actions import Head, Observation, Op, parameters_legal
+from esper.env.actions import Head, Op, parameters_legal
+from esper.env.spec import Observation
 from esper.lifecycle.stages import IntArray
 
 SHARE = 0.25

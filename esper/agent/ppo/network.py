@@ -15,7 +15,8 @@ from esper.agent.ppo.distribution import ActionDistribution, Logits, free_parame
 from esper.agent.ppo.standardization import Standardization
 from esper.buffer.rollout import Seen
 from esper.buffer.transition import State
-from esper.env.actions import EnvSpec, Head, Op, segments
+from esper.env.actions import Head, Op, segments
+from esper.env.spec import EnvSpec
 
 POLICY_GAIN = 0.01
 """Initial gain of the policy's last layers: a nearly uniform policy, apart from the bias towards waiting."""
@@ -142,7 +143,7 @@ class PolicyNetwork(nn.Module):
         logits = self.logits(output_BR, encoding_BSE, free)
         value_B = self.value(F.relu(self.value_in(output_BR)))[:, 0]
         assert value_B.shape == (steps * hosts,)
-        distribution = ActionDistribution(logits, flat.legal_slots, flat.legal_values, self.spec.head_sizes, free)
+        distribution = ActionDistribution(logits, flat.legal_slots, flat.legal_values, self.spec.head_sizes)
         return Outputs(distribution=distribution, value_B=value_B, core_input_TNR=input_TNR, core_output_TNR=output_TNR), state
 
     def state_after(self, seen: Seen, state: State, is_init_TN: Tensor) -> State:

@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+MIN_DEVIATION = 1e-2
+"""Lower bound of the deviation [reward]."""
+
 
 class PopArt(nn.Module):
     """Running mean and deviation of value targets (van Hasselt et al. 2016, arXiv:1602.07714).
@@ -16,15 +19,14 @@ class PopArt(nn.Module):
     weight: Tensor
     """Total weight of the targets so far, in [0, 1)."""
 
-    def __init__(self, *, step: float, min_deviation: float = 1e-2) -> None:
+    def __init__(self, *, step: float) -> None:
         """Start with mean 0 and deviation 1.
 
         Args:
             step: weight of the newest targets, in [0, 1]; 0 leaves the targets unscaled.
-            min_deviation: lower bound of the deviation [reward].
         """
         super().__init__()
-        self.step, self.min_deviation = step, min_deviation
+        self.step = step
         self.register_buffer("moments", torch.zeros(2, dtype=torch.float64))
         self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
 
@@ -38,7 +40,7 @@ class PopArt(nn.Module):
         """Standard deviation of the targets [reward]; 1 before the first update."""
         if self.weight == 0:
             return torch.ones((), dtype=torch.float64)
-        return (self.moments[1] / self.weight - self.mean.square()).clamp(min=0).sqrt().clamp(min=self.min_deviation)
+        return (self.moments[1] / self.weight - self.mean.square()).clamp(min=0).sqrt().clamp(min=MIN_DEVIATION)
 
     def normalize(self, values: Tensor) -> Tensor:
         """Convert rewards to the critic's scale."""

@@ -36,7 +36,8 @@ from esper.agent.ppo.program import PolicyProgram
 from esper.buffer.base import Buffer, BufferConfig
 from esper.buffer.rollout import Rollout, Seen
 from esper.buffer.transition import Decision, State, Transition
-from esper.env.actions import EnvSpec, Observation, Op
+from esper.env.actions import Op
+from esper.env.spec import EnvSpec, Observation
 from esper.lifecycle.stages import BoolArray
 from esper.ranges import check_ranges
 from esper.seeding import stream, torch_stream
@@ -196,7 +197,6 @@ class PPOMLPConfig(PPOConfig):
     """A PPO policy without memory, for comparison: two feed-forward layers with as many weights replace the LSTM."""
 
     recurrent: ClassVar[bool] = False
-    """If true, the core is an LSTM; if false, two feed-forward layers."""
 
 
 class PPO(Learner):

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from esper.agent.ppo.core import Recurrent
 from esper.agent.ppo.distribution import ActionDistribution
 from esper.agent.ppo.network import PolicyNetwork
-from esper.agent.ppo.standardization import Standardization
 from esper.buffer.rollout import Seen
 from esper.env.actions import PARAMETER_HEADS, RELEVANT, HeadsConfig, Op
 
@@ -21,7 +20,6 @@ class PolicyProgram(nn.Module):
     def __init__(self, network: PolicyNetwork, heads: HeadsConfig) -> None:
         super().__init__()
         self.network = copy.deepcopy(network)
-        self.network.scales = nn.ModuleList([scale.fixed() for scale in network.scales if isinstance(scale, Standardization)])
         self._free = [(op, head) for op in Op for head in PARAMETER_HEADS if RELEVANT[op, head] and head not in heads.pinned]
 
     def forward(
@@ -63,7 +61,7 @@ class PolicyProgram(nn.Module):
         else:
             output, h, c = network.core(core_input), h.clone(), c.clone()
         logits = network.logits(output[0], encoding[0], self._free)
-        distribution = ActionDistribution(logits, legal_slots, legal_values, network.spec.head_sizes, self._free)
+        distribution = ActionDistribution(logits, legal_slots, legal_values, network.spec.head_sizes)
         return distribution.sample(uniform), distribution.mode(), h, c
 
     def example(self) -> tuple[Tensor, ...]:

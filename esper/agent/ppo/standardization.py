@@ -39,26 +39,6 @@ class Standardization(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Return the standardized values `[..., F]`, within `LIMIT` deviations."""
-        if not self.count:
-            return values
-        deviation_F = (self.square_F / self.count).sqrt().clamp(min=LEAST_DEVIATION)
-        return ((values - self.mean_F.to(values)) / deviation_F.to(values)).clamp(-LIMIT, LIMIT)
-
-    def fixed(self) -> nn.Module:
-        """Return a module that computes the same as now, without a branch on its state, as `torch.export` needs."""
-        return _Fixed(self) if self.count else nn.Identity()
-
-
-class _Fixed(nn.Module):
-    """`Standardization` with the statistics of one moment."""
-
-    def __init__(self, scale: Standardization) -> None:
-        super().__init__()
-        deviation_F = (scale.square_F / scale.count).sqrt().clamp(min=LEAST_DEVIATION)
-        self.register_buffer("mean_F", scale.mean_F.float())
-        self.register_buffer("deviation_F", deviation_F.float())
-        self.mean_F: Tensor
-        self.deviation_F: Tensor
-
-    def forward(self, values: Tensor) -> Tensor:
-        return ((values - self.mean_F) / self.deviation_F).clamp(-LIMIT, LIMIT)
+        deviation_F = (self.square_F / self.count.clamp(min=1)).sqrt().clamp(min=LEAST_DEVIATION)
+        scaled = ((values - self.mean_F.to(values)) / deviation_F.to(values)).clamp(-LIMIT, LIMIT)
+        return torch.where(self.count > 0, scaled, values)  # not a branch, which `torch.export` cannot trace

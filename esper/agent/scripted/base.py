@@ -12,8 +12,9 @@ import numpy.typing as npt
 from esper.agent.base import AgentConfig
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
-from esper.env.actions import PINNED, RELEVANT, EnvSpec, Head, Observation, Op, segments
-from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
+from esper.env.actions import PINNED, RELEVANT, Head, Op, segments
+from esper.env.spec import EnvSpec, Observation
+from esper.lifecycle.stages import BoolArray, IntArray
 from esper.ranges import check_ranges
 
 UniformArray = npt.NDArray[np.float64]
@@ -70,28 +71,6 @@ def most_urgent(
         first_N = np.where(candidate_NS, urgency_NS, -np.inf).argmax(axis=1)
         op_N, slot_N = np.where(takes_N, op, op_N), np.where(takes_N, first_N, slot_N)
     return op_N, slot_N
-
-
-def offered(observation: Observation, spec: EnvSpec) -> BoolArray:
-    """Return which blueprints are available `[N, K]`."""
-    return observation.legal_values[:, segments(spec.head_sizes)[Head.BLUEPRINT]]
-
-
-def choice_names(spec: EnvSpec) -> list[str]:
-    """Return the name of each choice `[1 + S * K]`: nothing, or a blueprint in a slot."""
-    return ["nothing", *(f"{kind} in {slot}" for slot in spec.slot_names for kind in spec.blueprint_names)]
-
-
-def legal_choices(observation: Observation, spec: EnvSpec) -> BoolArray:
-    """Return which choices can be planted now `[N, 1 + S * K]`; planting nothing always is legal."""
-    legal_NSK = observation.legal_slots[:, Op.GERMINATE, :, None] & offered(observation, spec)[:, None]
-    return np.concatenate([np.ones((len(legal_NSK), 1), np.bool_), legal_NSK.reshape(len(legal_NSK), -1)], axis=1)
-
-
-def step_number(observation: Observation, spec: EnvSpec) -> IntArray:
-    """Return the number of completed host epochs of each host `[N]`."""
-    left_N = observation.features[:, spec.feature_names.index("time_left")]
-    return np.rint((1 - left_N) * spec.num_steps).astype(np.int64)
 
 
 def draw(weight_NW: npt.NDArray[np.float64], uniform_N: UniformArray) -> IntArray:
@@ -183,13 +162,3 @@ class Random(Scripted):
             for head, place in segments(self.spec.head_sizes).items()
         }
         return compose(observation, self.spec, op_N, slot_N, **chosen)
-
-
-def features(observation: Observation, spec: EnvSpec, name: str) -> FloatArray:
-    """Return a host feature by name `[N]`."""
-    return observation.features[:, spec.feature_names.index(name)]
-
-
-def slot_features(observation: Observation, spec: EnvSpec, name: str) -> FloatArray:
-    """Return a slot feature by name `[N, S]`."""
-    return observation.slots[:, :, spec.slot_feature_names.index(name)]

@@ -8,18 +8,15 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from esper.agent.base import AgentConfig, feature_scale
-from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent, offered, slot_features, step_number
-from esper.agent.scripted.heuristic import POINTS
+from esper.agent.base import AgentConfig
+from esper.agent.reading import offered, potentials, step_number, worthy
+from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
-from esper.env.actions import EnvSpec, Head, Observation, Op
-from esper.env.observation import exp_potential
+from esper.env.actions import Head, Op
+from esper.env.spec import EnvSpec, Observation
 from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
 from esper.ranges import check_ranges
-
-ERROR_POINTS = feature_scale("contribution_error")
-"""Standard error of a contribution that an observation encodes as 1 [pp]."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -96,17 +93,3 @@ class GreedyPotential(Scripted):
         may_NSK &= (potential_NSK > self.config.threshold) & (step_N >= self.config.at)[:, None, None]
         score_NSK = potential_NSK / self.params_SK if self.config.per_parameter else potential_NSK
         return np.where(may_NSK, score_NSK, -np.inf).astype(np.float32)
-
-
-def potentials(observation: Observation, spec: EnvSpec) -> FloatArray:
-    """Return the growth potential of each slot and blueprint `[N, S, K]` [nats per unit of learning rate], 0 where unknown."""
-    names = [f"potential_of_{name}" for name in spec.blueprint_names]
-    return exp_potential(np.stack([slot_features(observation, spec, name) for name in names], axis=2))
-
-
-def worthy(observation: Observation, spec: EnvSpec, errors: float) -> BoolArray:
-    """Return where a seed's contribution exceeds `errors` times its standard error `[N, S]`."""
-    worth_NS, error_NS, known_NS = (
-        slot_features(observation, spec, name) for name in ("contribution", "contribution_error", "contribution_measured")
-    )
-    return (known_NS > 0) & (POINTS * worth_NS > errors * ERROR_POINTS * error_NS)

@@ -8,20 +8,18 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from esper.agent.base import AgentConfig, feature_scale
-from esper.agent.scripted.base import Scripted, UniformArray, compose, features, most_urgent, offered, slot_features, step_number
+from esper.agent.base import AgentConfig
+from esper.agent.reading import ACCURACY_POINTS, POINTS, feature_scale, features, offered, slot_features, step_number
+from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
-from esper.env.actions import EnvSpec, Head, Observation, Op
+from esper.env.actions import Head, Op
+from esper.env.spec import EnvSpec, Observation
 from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
 from esper.ranges import check_ranges
 
 LOOKBACK = 3
 """Age of the oldest observed accuracy, over which a plateau is detected [host epochs]."""
-POINTS = feature_scale("contribution")
-"""Contribution that an observation encodes as 1 [pp]."""
-ACCURACY_POINTS = feature_scale("accuracy")
-"""Accuracy that an observation encodes as 1 [%]."""
 assert feature_scale(f"accuracy_{LOOKBACK}_ago") == ACCURACY_POINTS
 
 

@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.agent.base import AgentConfig, check_offered, check_time
-from esper.agent.scripted.base import Scripted, compose, most_urgent, offered, step_number
+from esper.agent.reading import offered, step_number
+from esper.agent.scripted.base import Scripted, compose, most_urgent
 from esper.buffer.base import Buffer
-from esper.env.actions import EnvSpec, Observation, Op
+from esper.env.actions import Op
+from esper.env.spec import EnvSpec, Observation
 from esper.lifecycle.stages import IntArray
 from esper.ranges import check_ranges
 

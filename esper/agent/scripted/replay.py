@@ -15,7 +15,8 @@ from esper.agent.base import AgentConfig, check_offered
 from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent
 from esper.buffer.base import Buffer
 from esper.buffer.transition import State
-from esper.env.actions import STYLES, EnvSpec, Head, Observation, Op, segments
+from esper.env.actions import STYLES, Head, Op, segments
+from esper.env.spec import EnvSpec, Observation
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.stages import EMPTY, BoolArray, FloatArray, IntArray
 

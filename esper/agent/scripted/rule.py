@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.agent.scripted.base import Scripted, UniformArray, compose, features, most_urgent, offered, slot_features, step_number
-from esper.agent.scripted.greedy import potentials, worthy
-from esper.agent.scripted.heuristic import ACCURACY_POINTS
+from esper.agent.reading import accuracy, offered, potentials, step_number, underway, worthy
+from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent
 from esper.buffer.transition import Decision, State
-from esper.env.actions import EnvSpec, Head, Observation, Op
-from esper.lifecycle.stages import OCCUPIED, BoolArray, FloatArray, IntArray, Stage
+from esper.env.actions import Head, Op
+from esper.env.spec import EnvSpec, Observation
+from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
 
-UNDERWAY = tuple(stage for stage in OCCUPIED if stage is not Stage.FOSSILIZED)
-"""Stages of a seed that is neither kept nor gone."""
 FIRST = 1e9
 """Score of a chosen slot or blueprint, above every potential."""
 
@@ -42,16 +40,6 @@ class ReactRule:
     def plain(self) -> dict[str, Any]:
         """Return its fields as primitives."""
         return asdict(self)
-
-
-def underway(observation: Observation, spec: EnvSpec) -> BoolArray:
-    """Return which slots hold a seed that is neither kept nor gone `[N, S]`."""
-    return np.any([slot_features(observation, spec, f"stage_{stage.name.lower()}") > 0 for stage in UNDERWAY], axis=0)
-
-
-def accuracy(observation: Observation, spec: EnvSpec) -> FloatArray:
-    """Return the accuracy of each host `[N]` [%]."""
-    return ACCURACY_POINTS * features(observation, spec, "accuracy")
 
 
 class Reaction(Scripted):

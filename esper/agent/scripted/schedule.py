@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 from esper.agent.base import AgentConfig, Controller, check_offered, check_slot, check_time
-from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent, offered, plant_and_keep, step_number
+from esper.agent.reading import offered, step_number
+from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent, plant_and_keep
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
-from esper.env.actions import PARAMETER_HEADS, RELEVANT, VALUES, EnvSpec, Head, Observation, Op, segments
+from esper.env.actions import PARAMETER_HEADS, RELEVANT, VALUES, Head, Op, segments
+from esper.env.spec import EnvSpec, Observation
 from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import BoolArray, IntArray
 from esper.ranges import check_ranges

@@ -30,7 +30,6 @@ class LoraLargeConfig(LoraConfig):
     """`lora` with a higher rank."""
 
     rank: int = 32
-    """Rank, the width between the two maps, at least 1. Larger: stronger, at proportional cost."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -52,4 +51,3 @@ class MLPSmallSeedConfig(MLPSeedConfig):
     """`mlp` with a narrower hidden layer."""
 
     expansion: int = 2
-    """Width of the hidden layer [widths of the slot], at least 1. Larger: stronger, at proportional cost."""

@@ -11,7 +11,8 @@ import torch
 from esper.agent.ppo.advantages import Baseline
 from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.buffer.transition import Decision
-from esper.env.actions import Head, Observation, Op
+from esper.env.actions import Head, Op
+from esper.env.spec import Observation
 from esper.telemetry.anomalies import AnomaliesConfig
 from esper.telemetry.tags import measured
 from tests.agent.ppo.test_learning import MaskedBandit, Memory, Rollback

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from esper.agent.ppo.distribution import ActionDistribution, Logits, entropy_of, free_parameters, inverse_cdf, masked_log_softmax
 from esper.buffer.rollout import Seen
-from esper.env.actions import PINNED, RELEVANT, EnvSpec, Head, Op, parameters_legal
+from esper.env.actions import PINNED, RELEVANT, Head, Op, parameters_legal
+from esper.env.spec import EnvSpec
 from tests.agent.ppo.enumeration import enumerated, row_of
 from tests.agent.toy_envs import make_spec, random_observation
 
@@ -213,13 +214,6 @@ def test_one_legal_value_is_exactly_certain() -> None:
 def test_half_precision_logits_are_normalised_in_single_precision() -> None:
     scores = torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16)
     assert masked_log_softmax(scores, torch.ones(1, 2, dtype=torch.bool)).dtype == torch.float32
-
-
-def test_a_free_head_without_logits_is_refused() -> None:
-    _, seen = random_distribution(0, free=True)
-    empty = Logits(op_BO=torch.zeros(4, len(Op)), slot_BOS=torch.zeros(4, len(Op), 3), parameters={})
-    with pytest.raises(AssertionError, match="no logits"):
-        ActionDistribution(empty, seen.legal_slots, seen.legal_values, SPEC.head_sizes)
 
 
 def test_gradients_stay_finite_where_almost_everything_is_masked() -> None:

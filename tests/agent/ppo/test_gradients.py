@@ -16,7 +16,8 @@ import torch
 from esper.agent.ppo.advantages import Baseline
 from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.buffer.rollout import Rollout, Seen
-from esper.env.actions import EnvSpec, Head, Op
+from esper.env.actions import Head, Op
+from esper.env.spec import EnvSpec
 from tests.agent.toy_envs import make_spec, random_observation
 
 SPEC = make_spec(hosts=8, steps=6)

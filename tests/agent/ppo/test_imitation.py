@@ -17,7 +17,8 @@ from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.agent.scripted.base import RandomConfig, Scripted, UniformArray, compose
 from esper.buffer.rollout import Rollout
 from esper.buffer.transition import Decision, State
-from esper.env.actions import RELEVANT, Head, Observation, Op
+from esper.env.actions import RELEVANT, Head, Op
+from esper.env.spec import Observation
 from esper.lifecycle.stages import IntArray
 from tests.agent.small_policy import SPEC, generator, make, update
 from tests.agent.toy_envs import ToyEnv, blank, learn, play, random_observation, random_rollout

@@ -11,7 +11,8 @@ import torch
 from esper.agent.ppo.losses import Surrogate
 from esper.agent.ppo.ppo import PPO, PPOMLPConfig
 from esper.buffer.transition import Decision
-from esper.env.actions import Head, Observation, Op
+from esper.env.actions import Head, Op
+from esper.env.spec import Observation
 from tests.agent.toy_envs import ToyEnv, blank, learn, make_spec, mean_return, play
 
 

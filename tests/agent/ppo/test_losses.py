@@ -27,7 +27,8 @@ from esper.agent.ppo.losses import (
 )
 from esper.agent.ppo.ppo import PPO, PPOConfig, PPOMLPConfig
 from esper.buffer.rollout import Rollout
-from esper.env.actions import Head, Observation, segments
+from esper.env.actions import Head, segments
+from esper.env.spec import Observation
 from tests.agent.small_policy import SPEC, generator
 from tests.agent.toy_envs import random_observation, random_rollout
 

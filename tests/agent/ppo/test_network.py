@@ -10,7 +10,8 @@ import torch
 
 from esper.agent.ppo.network import PolicyNetwork
 from esper.buffer.rollout import Seen
-from esper.env.actions import EnvSpec, Head, Op
+from esper.env.actions import Head, Op
+from esper.env.spec import EnvSpec
 from esper.seeding import torch_stream
 from tests.agent.toy_envs import make_spec, random_observation
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.agent.ppo.popart import PopArt
+from esper.agent.ppo.popart import MIN_DEVIATION, PopArt
 
 
 def make(step: float = 0.05) -> tuple[PopArt, nn.Linear]:
@@ -56,7 +56,7 @@ def test_step_zero_leaves_targets_unscaled() -> None:
 def test_targets_that_do_not_vary_leave_a_finite_scale() -> None:
     popart, layer = make()
     popart.update(torch.full((10,), 3.0), layer)
-    assert popart.deviation.item() == popart.min_deviation
+    assert popart.deviation.item() == MIN_DEVIATION
     assert torch.isfinite(layer.weight).all()
 
 

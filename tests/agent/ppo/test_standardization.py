@@ -10,7 +10,8 @@ import torch
 
 from esper.agent.ppo.standardization import LEAST_DEVIATION, LIMIT, Standardization
 from esper.buffer.transition import Decision
-from esper.env.actions import Head, Observation, Op
+from esper.env.actions import Head, Op
+from esper.env.spec import Observation
 from tests.agent.small_policy import SPEC, make, update
 from tests.agent.toy_envs import ToyEnv, blank, learn, make_spec, mean_return, random_observation, random_rollout
 

@@ -11,8 +11,9 @@ import torch
 
 from esper.agent.scripted.greedy import GreedyPotentialConfig
 from esper.buffer.transition import Decision, State
-from esper.env.actions import EnvSpec, Head, Observation, Op
+from esper.env.actions import Head, Op
 from esper.env.observation import HOST_FEATURES, log_potential, slot_table
+from esper.env.spec import EnvSpec, Observation
 from tests.agent.staged import advised
 from tests.agent.toy_envs import blank, make_spec
 

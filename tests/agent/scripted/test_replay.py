@@ -16,8 +16,9 @@ from esper.agent.scripted.base import RandomConfig
 from esper.agent.scripted.replay import EMPTY, Replay, ReplayConfig, Topology, read, topologies
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
-from esper.env.actions import RELEVANT, STYLES, Head, HeadsConfig, Observation, Op, parameters_legal
+from esper.env.actions import RELEVANT, STYLES, Head, HeadsConfig, Op, parameters_legal
 from esper.env.episode import Episode
+from esper.env.spec import Observation
 from esper.governor.base import Cause, Verdict
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.stages import Stage

@@ -11,16 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.agent.base import AgentConfig, feature_scale
+from esper.agent.base import AgentConfig
 from esper.agent.best_of_random import BestOfRandomConfig
 from esper.agent.ppo.ppo import PPOConfig
+from esper.agent.reading import feature_scale
 from esper.agent.scripted.base import RandomConfig, WaitConfig
 from esper.agent.scripted.greedy import GreedyPotentialConfig
 from esper.agent.scripted.heuristic import Heuristic, HeuristicConfig
 from esper.agent.scripted.periodic import PeriodicConfig
 from esper.agent.scripted.schedule import ActionConfig, ScheduleConfig
-from esper.env.actions import PINNED, RELEVANT, Head, Observation, Op, parameters_legal, segments
+from esper.env.actions import PINNED, RELEVANT, Head, Op, parameters_legal, segments
 from esper.env.observation import HOST_FEATURES, FeatureTable, slot_table
+from esper.env.spec import Observation
 from esper.lifecycle.stages import Stage, empty
 from tests.agent.staged import SPEC, advised, decide, ops, see
 from tests.agent.toy_envs import random_observation

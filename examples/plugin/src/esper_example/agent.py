@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.agent.base import AgentConfig, feature_scale
-from esper.agent.scripted.base import Scripted, compose, features, most_urgent, slot_features
+from esper.agent.base import AgentConfig
+from esper.agent.reading import feature_scale, features, slot_features
+from esper.agent.scripted.base import Scripted, compose, most_urgent
 from esper.env.actions import Op
 
 

@@ -4,8 +4,9 @@
 
 import numpy as np
 
-from esper.env.actions import EnvSpec, Head, Op
-from esper.env.base import Environment, EpisodeRecord, one_each
+from esper.env.actions import Head, Op
+from esper.env.base import Environment, EpisodeRecord
+from esper.env.spec import EnvSpec, one_each
 from esper.seeding import stream
 
 

@@ -24,10 +24,11 @@ from esper.agent.best_of_random import Times, draw_schedule, planted
 from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.config import ConfigError, did_you_mean
 from esper.env.actions import Head, Op, segments
-from esper.env.base import Environment, EpisodeRecord, as_observation
+from esper.env.base import Environment, EpisodeRecord
 from esper.env.episode import Episode
-from esper.lab.evaluation import Evaluation, HostOutcomes
-from esper.lab.host_tpe import STARTUP, Proposals
+from esper.env.spec import as_observation
+from esper.evaluation.held_out import Evaluation, HostOutcomes
+from esper.evaluation.host_tpe import STARTUP, Proposals
 from esper.lifecycle.stages import IntArray
 from esper.seeding import stream
 

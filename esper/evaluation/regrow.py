@@ -10,8 +10,8 @@ import torch
 
 from esper.config import Config, ConfigError
 from esper.env.growth_env import GrowthEnv
+from esper.evaluation.held_out import Evaluation
 from esper.growth.grown import GrownNetwork
-from esper.lab.evaluation import Evaluation
 from esper.task.data import Data
 
 SAMPLES = 64
@@ -58,7 +58,7 @@ def regrow(
         overrides: evaluation overrides, such as devices=[cpu].
 
     Raises:
-        ConfigError: there is no such checkpoint, the run grows no hosts, or not this one, or an override does not fit.
+        ConfigError: there is no such checkpoint or controller, the run grows no such host, or an override does not fit.
     """
     if not 0 <= host < hosts:
         raise ConfigError(
@@ -146,7 +146,7 @@ def grown_network(
         overrides: evaluation overrides, such as devices=[cpu].
 
     Raises:
-        ConfigError: there is no such checkpoint, the run grows no such host, or an override does not fit.
+        ConfigError: there is no such checkpoint or controller, the run grows no such host, or an override does not fit.
     """
     with own_threads():
         return regrow(checkpoint, host=host, hosts=hosts, episode=episode, controller=controller, overrides=overrides).network

@@ -11,8 +11,8 @@ from esper import evaluate
 from esper.checkpoint import DiskError
 from esper.cli.overrides import check
 from esper.env.growth_env import GrowthEnv
-from esper.lab import evaluation
-from esper.lab.journal import Journal
+from esper.evaluation import held_out
+from esper.evaluation.journal import Journal
 from esper.lab.runs import find_runs
 from esper.lab.scoring import Scoring, read_scores, score, score_baselines, scored_file
 from esper.measure.costs import Price
@@ -49,7 +49,7 @@ def evaluated(folder):
 
 def test_it_goes_on_with_equal_numbers_after_any_number_of_interruptions(folder, tmp_path, monkeypatch, capsys):
     whole, parts = (shutil.copytree(folder, tmp_path / name) for name in ("whole", "parts"))
-    grown, play = [], evaluation.play
+    grown, play = [], held_out.play
 
     def interrupted(*arguments, **more):
         if len(grown) % 3 == 2:  # the third of each process
@@ -60,7 +60,7 @@ def test_it_goes_on_with_equal_numbers_after_any_number_of_interruptions(folder,
 
     expected = evaluated(whole)
     capsys.readouterr()
-    monkeypatch.setattr(evaluation, "play", interrupted)
+    monkeypatch.setattr(held_out, "play", interrupted)
     ended = 0
     while (found := evaluated(parts)) == 130:
         ended += 1
@@ -86,7 +86,7 @@ def test_latency_is_measured_once_per_evaluation_and_file_of_scores(folder, tmp_
         raise KeyboardInterrupt
 
     monkeypatch.setattr("esper.env.shard_pool.measure_latency", measure)
-    monkeypatch.setattr(evaluation, "play", interrupted)
+    monkeypatch.setattr(held_out, "play", interrupted)
     for _ in range(2):
         with pytest.raises(SystemExit):
             evaluate.main([f"checkpoint={run}", "hosts=2", "controllers=[wait]", *words])
@@ -143,7 +143,7 @@ def test_other_settings_and_other_checkpoints_have_other_journals(tmp_path, fold
             paths.add(self.path.name)
 
     monkeypatch.setattr(evaluate, "Journal", Kept)
-    monkeypatch.setattr(evaluate, "_evaluate", lambda evaluation, _: evaluation.env.close())
+    monkeypatch.setattr(evaluate, "_evaluate", lambda evaluation, *_: evaluation.env.close())
     for name in ("_display", "_write", "write_page"):
         monkeypatch.setattr(evaluate, name, lambda *_, **__: None)
     run = shutil.copytree(folder, tmp_path / "run")

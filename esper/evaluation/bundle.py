@@ -13,14 +13,16 @@ from torch.export import Dim
 from esper.agent.base import Learner
 from esper.checkpoint import disk, encode, load_run, refuse, write_whole
 from esper.config import ConfigError
-from esper.env.actions import PARAMETER_HEADS, VALUES, EnvSpec, Head, HeadsConfig, Op
-from esper.lab.card import model_card
-from esper.lab.evaluation import Evaluation
-from esper.lab.exported import save_program
-from esper.lab.regrow import own_threads
+from esper.env.actions import PARAMETER_HEADS, VALUES, Head, HeadsConfig, Op
+from esper.env.spec import EnvSpec
+from esper.evaluation.card import model_card
+from esper.evaluation.exported import save_program
+from esper.evaluation.held_out import Evaluation
+from esper.evaluation.regrow import own_threads
 from esper.training import provenance
 from esper.training.config_io import from_plain
-from esper.training.resume import POLICY, load_found, run_of, warn_of_other_data
+from esper.training.resume import load_found, run_of, warn_of_other_data
+from esper.training.run_folder import POLICY
 
 
 def save_policy(checkpoint: Path | str, folder: Path | str, *, note: str = "", overwrite: bool = False) -> Path:

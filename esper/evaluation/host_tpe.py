@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from esper.agent.best_of_random import BIRTH, Times, planted
 from esper.agent.scripted.schedule import ActionConfig
-from esper.env.actions import VALUES, EnvSpec, Observation, segments
+from esper.env.actions import VALUES, segments
+from esper.env.spec import EnvSpec, Observation
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -51,8 +52,8 @@ class Proposals:
         self.spec, self.most, self.log = spec, most, times is Times.early
         self.places = {f"{blueprint} in {spec.slot_names[slot]}": (slot, blueprint) for slot, blueprint in places}
         offered = {head: np.flatnonzero(first.legal_values[0, place]) for head, place in segments(spec.head_sizes).items()}
-        self.values = {head.name.lower(): [list(VALUES[head])[index] for index in offered[head]] for head in BIRTH}
-        self.values = {name: values for name, values in self.values.items() if len(values) > 1}
+        free = [head for head in BIRTH if len(offered[head]) > 1]
+        self.values = {head.name.lower(): [list(VALUES[head])[index] for index in offered[head]] for head in free}
         samplers = [optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP) for seed in seeds]
         self.studies = [optuna.create_study(direction="maximize", sampler=sampler) for sampler in samplers]
         self._asked: list[Trial] = []

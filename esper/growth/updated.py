@@ -13,7 +13,7 @@ from esper.seeds.bank import SeedBank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Learners:
+class UpdatedSeeds:
     """How an optimiser step updates the seeds of one slot."""
 
     slot: int
@@ -26,7 +26,7 @@ class Learners:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LearningMembers:
+class UpdatedMembers:
     """The members of a frozen fleet in which a seed learns: only they need gradients."""
 
     hosts_L: Tensor
@@ -35,10 +35,10 @@ class LearningMembers:
     """The members, each once."""
     learns_M: npt.NDArray[np.bool_]
     """True for these members, bool `[M]`."""
-    plan: tuple[ActiveSeeds | None, ...]
+    active_S: tuple[ActiveSeeds | None, ...]
     """Their active seeds in each slot."""
 
 
 def at_least_two(members: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the members, a single one twice; see `LearningMembers.hosts_L`."""
+    """Return the members, a single one twice; see `UpdatedMembers.hosts_L`."""
     return np.repeat(members, 2) if len(members) == 1 else members

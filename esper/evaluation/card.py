@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from esper.config import GROUPS, MANY, Config
-from esper.lab.evaluated import SPOKEN, verdict
+from esper.evaluation.presentation import SPOKEN, verdict
 from esper.stats.intervals import Interval
 from esper.telemetry.text import counted
 

@@ -1,4 +1,4 @@
-"""What an evaluation shows and writes: a sentence, a table of four columns, details on request, a figure, and its numbers."""
+"""What an evaluation shows and writes: sentences, a table of four columns, details on request, a figure, and its numbers."""
 
 import json
 import math
@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from esper.checkpoint import write_whole
-from esper.lab.evaluation import ONLINE, ORACLE, POLICIES
-from esper.lab.forest import Row, forest
-from esper.lab.per_host import PREFIX
-from esper.stats.intervals import Interval
+from esper.evaluation.forest import Row, forest
+from esper.evaluation.held_out import ONLINE, ORACLE, POLICIES, REPLAY
+from esper.evaluation.per_host import PREFIX
+from esper.stats.intervals import Interval, mean_interval
 from esper.telemetry.tags import in_terms_of
 from esper.telemetry.text import counted, si
 
@@ -41,8 +42,8 @@ def verdict(rows: Rows, score: str = "accuracy") -> str:
         mean = Interval(**row[f"{key}_over_wait"])
         if math.isfinite(mean.mean):
             word = "beats" if mean.low > 0 else "is worse than" if mean.high < 0 else ""
-            amount = f"{abs(mean.mean):.1f}" if word else _signed(mean.mean)
-            shown[word].append(f"{amount} ± {mean.half_width:.1f} {unit}")
+            amount = f"{abs(mean.mean):.1f} ± {mean.half_width:.1f}" if word else mean.signed
+            shown[word].append(f"{amount} {unit}")
     name, other = SPOKEN.get(str(row["controller"]), str(row["controller"])), SPOKEN["wait"]
     claims = [f"{word} {other} by {' and by '.join(amounts)}" for word, amounts in shown.items() if word and amounts]
     amounts = f" ({' and '.join(shown[''])})" if shown[""] else ""
@@ -50,6 +51,56 @@ def verdict(rows: Rows, score: str = "accuracy") -> str:
         found = "there is no clear difference" if amounts else "nothing was measured"
         return in_terms_of(score, f"{found} between {name} and {other}{amounts}")
     return in_terms_of(score, f"{name} {', and '.join(claims)}{f'; no other clear difference{amounts}' if amounts else ''}")
+
+
+def best_baseline(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None:
+    """Return the best controller of an evaluation, except policies, searches, replay and the oracle: its name, the policy's
+    return minus its own, and how many hosts it grew; None if there is none."""
+    hosts: Mapping[str, Any] = report.get("hosts", {})
+    out = {*POLICIES, REPLAY, ORACLE}
+    others = {name: one["return"] for name, one in hosts.items() if name not in out and not name.startswith(PREFIX)}
+    own: Sequence[float] | None = hosts.get("policy", {}).get("return")
+    if own is None or not others:
+        return None
+    best = max(others, key=lambda name: float(np.mean(others[name])))
+    return best, mean_interval(np.array(own) - np.array(others[best])), len(own)
+
+
+def baseline_sentence(report: Mapping[str, Any]) -> str:
+    """Return the sentence that compares the policy of an evaluation with its best baseline; empty if that is never growing."""
+    found = best_baseline(report)
+    if found is None or found[0] == "wait":
+        return ""
+    name, difference, hosts = found
+    return f"its best baseline is {name.partition(' (')[0]}: {_paired(difference, hosts)}"
+
+
+def oracle_sentence(report: Mapping[str, Any]) -> str:
+    """Return the sentence that compares the policy of an evaluation with the oracle; empty without one."""
+    hosts: Mapping[str, Any] = report.get("hosts", {})
+    own: Sequence[float] | None = hosts.get("policy", {}).get("return")
+    if own is None or ORACLE not in hosts:
+        return ""
+    difference = mean_interval(np.array(own) - np.array(hosts[ORACLE]["return"]))
+    what = "an oracle, the best schedule of one seed, planted in the first epoch, for each kind of host"
+    said = f"against {what}: {_paired(difference, len(own))}"
+    unseen = report.get("unseen_kinds")
+    return (
+        f"{said}; {unseen} of them {'is' if unseen == 1 else 'are'} of kinds that it was not chosen on, and "
+        f"{'gets' if unseen == 1 else 'get'} the best overall schedule"
+        if unseen
+        else said
+    )
+
+
+def _paired(difference: Interval, hosts: int) -> str:
+    """Return the difference in return between the policy and another controller in words."""
+    where = f"on the same {counted(hosts, 'host')}"
+    if difference.low <= 0 <= difference.high:
+        return f"the policy does not clearly differ in return ({difference.signed} points, paired {where})"
+    word = "more" if difference.mean > 0 else "less"
+    amount = f"{abs(difference.mean):.1f} ± {difference.half_width:.1f}"
+    return f"the policy returns {amount} points {word}, paired {where}"
 
 
 def show(rows: Rows, heading: str, console: Console, against: str = "wait", score: str = "accuracy") -> None:
@@ -145,12 +196,7 @@ def _cell(row: Mapping[str, Any], key: str, against: str, wide: bool) -> str:
         return "-"
     if not wide or row["controller"] == against:
         return f"{mean.mean:.1f}"
-    return f"{mean.mean:.1f} ({_signed(over.mean)} ± {over.half_width:.1f})"
-
-
-def _signed(value: float) -> str:
-    """Return a difference with its sign; one that rounds to zero has none."""
-    return f"{value:+.1f}" if round(value, 1) else "0.0"
+    return f"{mean.mean:.1f} ({over.signed})"
 
 
 def figure(rows: Rows, hosts: int, score: str = "accuracy") -> str | None:

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from esper.agent.base import Controller
 from esper.buffer.transition import Decision, State
-from esper.env.actions import Observation
+from esper.env.spec import Observation
 from esper.lifecycle.stages import BoolArray
 from esper.measure.flop_counter import FlopCounter
 
 
-def _recurrent_flops(x: Tensor, *weights: Any, out_val: Any = None, **_: Any) -> int:
+def _recurrent_flops(x: Tensor, *weights: Any, **_: Any) -> int:
     """Return the FLOPs of oneDNN's recurrent layer for its input `[T, N, D]` and weights."""
     return 2 * x.shape[0] * x.shape[1] * sum(weight.numel() for weight in weights[:2])
 

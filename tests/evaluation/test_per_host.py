@@ -17,9 +17,9 @@ from esper.config import ConfigError
 from esper.env.actions import Op
 from esper.env.growth_env import GrowthEnv
 from esper.evaluate import main, parse
-from esper.lab.evaluation import Evaluation, HostOutcomes
-from esper.lab.host_tpe import STARTUP, Proposals
-from esper.lab.per_host import HostSearch, Training, affordable, best_of, halving, names
+from esper.evaluation.held_out import Evaluation, HostOutcomes
+from esper.evaluation.host_tpe import STARTUP, Proposals
+from esper.evaluation.per_host import HostSearch, Training, affordable, best_of, halving, names
 from esper.lifecycle.roles import Roles
 from esper.seeding import stream
 from esper.telemetry.text import si
@@ -294,7 +294,7 @@ def test_invalid_arguments_are_one_sentence(argument: str, sentence: str) -> Non
 
 
 def test_without_optuna_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.lab.per_host.find_spec", lambda name: None)
+    monkeypatch.setattr("esper.evaluation.per_host.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"search_per_host=tpe needs optuna: pip install"):
         parse(["checkpoint=x", "search_per_host=[tpe]"])
 

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from esper.lab.forest import Row, forest
+from esper.evaluation.forest import Row, forest
 
 SVG = "{http://www.w3.org/2000/svg}"
 

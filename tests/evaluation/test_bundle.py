@@ -16,12 +16,12 @@ from esper.checkpoint import load_run
 from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.env.actions import Head
-from esper.env.base import as_observation
+from esper.env.spec import as_observation
 from esper.evaluate import main as evaluate
+from esper.evaluation import bundle
+from esper.evaluation.held_out import Evaluation
 from esper.export import ExportConfig
 from esper.export import main as export
-from esper.lab import bundle
-from esper.lab.evaluation import Evaluation
 from esper.telemetry.config import TelemetryConfig
 from esper.training.resume import continued, find_checkpoint
 from esper.training.trainer import Trainer
@@ -213,6 +213,8 @@ def test_the_exported_network_is_the_one_that_was_evaluated(run: Path, tmp_path:
     for host in (-1, 3):
         with pytest.raises(ConfigError, match=rf"host={host} is not among hosts=3, which are counted from 0: choose 0 to 2"):
             esper.grown_network(run, host=host, hosts=3)
+    with pytest.raises(ConfigError, match="controller=ppo may need training"):
+        esper.grown_network(run, hosts=3, controller="ppo")
 
 
 def test_too_few_hosts_for_the_devices_are_one_sentence_and_a_policy_takes_as_many(

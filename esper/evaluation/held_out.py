@@ -21,13 +21,13 @@ from esper.agent.base import Controller
 from esper.agent.scripted.replay import Replay, Topology, topologies
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.cli.transfer import changes, transferred
-from esper.config import GROUPS, Config, ConfigError, root_key, standalone_agents
-from esper.env.actions import EnvSpec
+from esper.config import GROUPS, Config, ConfigError, root_key, standalone_agents, unknown_controller
 from esper.env.base import Environment, EpisodeRecord
 from esper.env.episode import Episode
-from esper.lab.journal import Journal
-from esper.lab.metered import Metered
-from esper.lab.progress import Progress
+from esper.env.spec import EnvSpec
+from esper.evaluation.journal import Journal
+from esper.evaluation.metered import Metered
+from esper.evaluation.progress import Progress
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.roles import Fossils, Incubation
 from esper.lifecycle.slots import GATES, Isolation
@@ -54,17 +54,12 @@ POLICIES = ("policy", "policy_greedy")
 """The controller of the run, with sampled and with most probable actions."""
 REPLAY = "replay"
 """The topologies that `policy` kept at the end, grown from the start on the same hosts."""
-
-
 HELD_OUT = ("accuracy", "validation", "return", "parameters", "flops", "training_flops", "measuring_flops", "policy_flops")
 """Outcomes that are measured on held-out hosts: test and validation accuracy of the committed network [%], return, parameters of
 its seeds, its FLOPs per sample, and the FLOPs of training it, of validating it (with counterfactuals), and of the controller's
 decisions."""
-
 SPENT = ("training_flops", "measuring_flops", "policy_flops")
 """Outcomes that add up to the FLOPs that a controller spent on a host."""
-
-
 ONLINE = "online"
 """Outcome that is measured on request only, since it needs a test after every host epoch: mean test accuracy over the epochs,
 with all seeds as they are [%]."""
@@ -207,10 +202,12 @@ class Evaluation:
         """Return a controller by name: the trained agent for the names in `POLICIES`, else one that needs no training.
 
         Raises:
-            ConfigError: the trained agent has no such mode, or does not fit these hosts.
+            ConfigError: there is no such controller, or the trained agent has no such mode or does not fit these hosts.
         """
         agent, seed = self.config.agent, self.config.seed
         if name not in POLICIES:
+            if name not in (known := standalone_agents()):
+                raise ConfigError(unknown_controller("controller", name, [*POLICIES, *known]))
             if unseen := GROUPS["agent"][name].unseen(self.config.env):
                 raise ConfigError(f"controllers={name} reads {unseen}, which this run does not have: leave it out")
             return GROUPS["agent"][name](gamma=agent.gamma).build(self.env.layout, seed=seed)
@@ -304,7 +301,7 @@ class Evaluation:
 
         Args:
             static: if true, seeds are part of the network at once; see `without_incubation`.
-            by: outcome whose mean is the highest, one of `esper.lab.per_host.OBJECTIVES`.
+            by: outcome whose mean is the highest, one of `esper.evaluation.per_host.OBJECTIVES`.
         """
         begun = time.perf_counter()
         config = without_incubation(self.config) if static else self.config

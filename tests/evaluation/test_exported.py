@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from esper.checkpoint import DiskError
 from esper.cli.overrides import check
 from esper.config import ConfigError
+from esper.evaluation import exported
 from esper.export import main
 from esper.growth.grown import GrownNetwork, KeptSeed
 from esper.hosts.base import slot_specs
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
 from esper.hosts.transformer import TransformerConfig
-from esper.lab import exported
 from esper.lifecycle.roles import Blend
 from esper.seeds.bank import seed_module
 from esper.seeds.blueprints.registry import BLUEPRINTS
