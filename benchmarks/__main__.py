@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import paired_timing
 from roofs import copy_bandwidth, matmul_rate
 
-from esper.env.devices import device_name
+from esper.pool.devices import device_name
 from esper.training.provenance import LIBRARIES, code_version, installed
 
 HERE = Path(__file__).parent

@@ -19,7 +19,6 @@ import torch
 from paired_timing import claim, in_turn, ratio
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.env.shard import Shard
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.operations import roles
 from esper.lifecycle.slots import SlotsConfig
@@ -27,6 +26,7 @@ from esper.lifecycle.stages import Stage, empty
 from esper.measure.counterfactuals import settings
 from esper.measure.plans import Plan
 from esper.optimisers.sgd import SGDConfig
+from esper.pool.shard import Shard
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.task.base import Task, TaskConfig
 from esper.task.data import Data

@@ -20,11 +20,11 @@ from paired_timing import claim, in_turn, ratio, timed
 
 from esper.env.actions import Head
 from esper.env.base import EnvParts
-from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig, GrowthEnv
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.slots import OneSeedConfig
+from esper.pool.devices import DeviceConfig
 from esper.reward.modes import ShapedConfig
 from esper.seeds.blueprints.cnn import ConvHeavyConfig, ConvLightConfig, DepthwiseConfig
 from esper.seeds.blueprints.plain import NormConfig

@@ -21,10 +21,10 @@ from roofs import Roof
 from torch import nn
 from vmapped import Vmapped
 
-from esper.env.host_sampler import EpochOrder
-from esper.env.shard import Shard
 from esper.hosts.cnn import CNNConfig
 from esper.optimisers.sgd import SGDConfig
+from esper.pool.host_sampler import EpochOrder
+from esper.pool.shard import Shard
 from esper.seeding import stream
 from esper.task.base import Task
 from esper.task.digits import DigitsConfig

@@ -17,11 +17,11 @@ from gpu import images
 from paired_timing import in_turn, print_comparison
 
 from esper.cli.overrides import check
-from esper.env.devices import find_device
-from esper.env.host_sampler import HostSampler
-from esper.env.shard import Shard
 from esper.fusion.precision import Precision
 from esper.lifecycle.roles import Roles
+from esper.pool.devices import find_device
+from esper.pool.host_sampler import HostSampler
+from esper.pool.shard import Shard
 from esper.task.base import Task
 from esper.task.instances import Split
 from esper.task.loading import load_task
@@ -36,7 +36,7 @@ class Hosts:
         self.shard = Shard(
             self.sampler.hosts(), blueprints, task.data.to(device), task, device, optimiser=config.optimiser, precision=precision
         )
-        kind = [one.obstacle(self.shard.slots[1]) is None and one.plantable for one in blueprints].index(True)
+        kind = [one.obstacle(self.shard.slots[1]) is None for one in blueprints].index(True)
         blueprint = np.full((hosts, len(self.shard.slots)), -1)
         blueprint[::2, 1] = kind + (kind + 1 < len(blueprints))  # not the cheapest
         for host in range(0, hosts, 2):

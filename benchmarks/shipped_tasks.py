@@ -25,8 +25,8 @@ from torch import nn
 from esper.cli.overrides import check
 from esper.config import Config
 from esper.env.growth_env import GrowthEnv
-from esper.env.shard_pool import all_cores
 from esper.optimisers.sgd import SGDConfig
+from esper.pool.local import all_cores
 from esper.task.instances import Split
 from esper.training.environment import build_env
 

@@ -22,7 +22,6 @@ from paired_timing import claim
 
 from esper.config import GROUPS
 from esper.env.base import EnvParts
-from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig, GrowthEnv
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
@@ -30,6 +29,7 @@ from esper.lifecycle.gates import StrictConfig
 from esper.lifecycle.operations import roles
 from esper.lifecycle.slots import EveryBlockConfig
 from esper.lifecycle.stages import OCCUPIED, Op, Stage, empty
+from esper.pool.devices import DeviceConfig
 from esper.reward.modes import RewardConfig
 from esper.reward.signals import StepSignals
 from esper.task.digits import DigitsConfig

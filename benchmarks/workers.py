@@ -24,18 +24,18 @@ from env_overhead import BLUEPRINTS, step
 from paired_timing import claim, in_turn, timed
 
 from esper.env.base import EnvParts
-from esper.env.cluster import ClusterConfig, LocalConfig
-from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig, GrowthEnv
-from esper.env.host_pool import HostPool, PoolParts
-from esper.env.ray_cluster import RayClusterConfig, RayWorkerGroup
-from esper.env.remote_pool import RemotePool
-from esper.env.shard_pool import limit_cores
-from esper.env.worker import Call, Message, Reply
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.slots import OneSeedConfig
 from esper.measure.costs import Meter
+from esper.pool.base import HostPool, PoolParts
+from esper.pool.cluster import ClusterConfig, LocalConfig
+from esper.pool.devices import DeviceConfig
+from esper.pool.local import limit_cores
+from esper.pool.ray_cluster import RayClusterConfig, RayWorkerGroup
+from esper.pool.remote import RemotePool
+from esper.pool.worker import Call, Message, Reply
 from esper.reward.modes import ShapedConfig
 from esper.task.digits import DigitsConfig
 

@@ -8,7 +8,6 @@ function in `docs/tables/`, in the file named after its page, a line in `PAGES`,
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -17,11 +16,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own folder only
 
 from docs.tables import actions, config, counterfactuals, lifecycle, metrics, observation, rewards
+from docs.tables.markdown import MARKED, filled
 from esper.config import GROUPS
 from esper.env.observation import HOST_FEATURES, slot_table
 
 DOCS = Path(__file__).parent
-MARKED = re.compile(r"<!-- generated: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
 PAGES: dict[str, Mapping[str, Callable[[], Iterator[str]]]] = {
     "actions.md": {"operations": actions.operations, "heads": actions.heads, "values": actions.head_values},
@@ -56,12 +55,7 @@ def rewritten(page: str) -> str:
     found = [match[1] for match in MARKED.finditer(text)]
     if sorted(found) != sorted(tables):
         raise ValueError(f"docs/{page} must have one pair of marks for each of {', '.join(tables)}; it has {', '.join(found)}")
-
-    def fill(match: re.Match[str]) -> str:
-        body = "\n".join(tables[match[1]]()).strip()
-        return f"<!-- generated: {match[1]} -->\n\n{body}\n\n<!-- end -->"
-
-    return MARKED.sub(fill, text)
+    return filled(text, tables)
 
 
 def main() -> None:

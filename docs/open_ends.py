@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own folder only
 
-from docs.tables.open_ends import README, RECORD, rewritten
+from docs.tables.markdown import filled
+from docs.tables.open_ends import README, RECORD, TABLES
 
 ROOT = Path(__file__).parents[1]
 TESTS = {
@@ -52,7 +53,7 @@ def main() -> None:
     old = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     found = {kind: dict(sorted((old.get(kind, {}) | works).items())) for kind, works in results().items()}
     RECORD.write_text(json.dumps(found, indent=1) + "\n")
-    README.write_text(rewritten(README.read_text()))
+    README.write_text(filled(README.read_text(), TABLES))
     failed = [f"{kind}: {name}" for kind, works in found.items() for name, one in works.items() if not one]
     if failed:
         sys.exit(f"these do not work: {', '.join(failed)}")

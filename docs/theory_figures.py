@@ -73,10 +73,9 @@ def label(x: int, y: int, text: str, colour: str = INK, anchor: str = "middle") 
     return f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{text}</text>\n'
 
 
-def line(path: str, colour: str = INK, *, dashed: bool = False) -> str:
+def line(path: str, colour: str = INK) -> str:
     """Return a line along a path."""
-    dash = ' stroke-dasharray="6 4"' if dashed else ""
-    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>\n'
+    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>\n'
 
 
 def life() -> str:

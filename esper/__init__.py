@@ -20,7 +20,7 @@ PUBLIC = {
     "register": "esper.plugins",
     "make_env": "esper.wrappers.hosts",
     "make_vec_env": "esper.wrappers.hosts",
-    "grow": "esper.wrappers.grow",
+    "grow": "esper.growable.grow",
     "grown_network": "esper.evaluation.regrow",
     "save_policy": "esper.evaluation.bundle",
     "load_policy": "esper.wrappers.policy",

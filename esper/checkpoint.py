@@ -8,23 +8,23 @@ The digest covers every bit, so damage is always detected. Nothing is unpickled 
 tensors and primitives.
 """
 
-import errno
 import hashlib
 import io
-import json
 import os
 import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 
+from esper.files import FileError, disk, replace_file
 from esper.memory import memory_shortage
+from esper.notices import UserNotice
 from esper.ranges import check_ranges
 
 Value = TypeVar("Value")
@@ -42,10 +42,6 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _PRIMITIVES = (bool, int, float, str, bytes, type(None))
 
 
-class FileError(ValueError):
-    """A file of a run is damaged. The message is one sentence that names the file and the remedy."""
-
-
 class CheckpointError(FileError):
     """A checkpoint cannot be used. The message is one sentence that names the file and the remedy."""
 
@@ -56,42 +52,6 @@ class GoneError(CheckpointError):
 
 class FormatError(CheckpointError):
     """A checkpoint was written by another version of this program."""
-
-
-class Notice(UserWarning):
-    """A warning for the user, shown without its place in the code. The message is one sentence."""
-
-
-class DiskError(OSError):
-    """A failed disk operation. The message is one sentence: what failed, why, and the remedy."""
-
-    def __init__(self, doing: str, cause: OSError, remedy: str = "") -> None:
-        reason = (cause.strerror or str(cause)).lower()
-        super().__init__(f"cannot {doing}: {reason}; {remedy or _remedy(cause.errno)}")
-        self.errno = cause.errno
-
-
-def _remedy(number: int | None) -> str:
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        return "free some space"
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "choose a writable folder"
-    if number == errno.ENOENT:
-        return "restore the folder, or start a new run"
-    if number in (errno.EEXIST, errno.ENOTDIR):
-        return "choose a folder whose path has no file in it"
-    return "check the disk"
-
-
-@contextmanager
-def disk(doing: str, outcome: str = "") -> Generator[None]:
-    """Turn an OSError into a DiskError that names the operation and, if given, the outcome."""
-    try:
-        yield
-    except DiskError:
-        raise
-    except OSError as error:
-        raise DiskError(doing, error, f"{_remedy(error.errno)}; {outcome}" if outcome else "") from error
 
 
 @dataclass(kw_only=True, slots=True)
@@ -143,7 +103,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             for orphan in self.folder.glob("checkpoint_*.pt.tmp"):  # half-written by a killed run
                 orphan.unlink()
-            _replace(path, content)
+            replace_file(path, content)
             self._retire(update, best)
         return path
 
@@ -181,7 +141,7 @@ class Checkpoints:
                 raise
             except CheckpointError as error:
                 last = last or str(error).rpartition(": ")[0]
-                warnings.warn(f"{str(error).rpartition(': ')[0]}; trying the previous checkpoint", Notice, stacklevel=2)
+                warnings.warn(f"{str(error).rpartition(': ')[0]}; trying the previous checkpoint", UserNotice, stacklevel=2)
             else:
                 return path
         if paths:
@@ -283,11 +243,6 @@ def digest_of(path: Path) -> str:
         return file.read().decode()
 
 
-def fingerprint(value: Any) -> str:
-    """Return the SHA-256 of a value as JSON with sorted keys, as sha256sum prints it."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def encode(state: Mapping[str, Any]) -> bytes:
     """Return the bytes of a file. They are built and hashed in memory; the peak is several times the size of the state."""
     buffer = io.BytesIO()
@@ -361,35 +316,3 @@ def _verified(path: Path) -> bytes:
     if not match:
         raise CheckpointError(f"{path} is truncated, damaged or not a checkpoint of Esper: use another one")
     return content
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file atomically: flush it to disk under another name, rename it, and flush the folder."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        with suppress(OSError):  # gone after the rename; else the first error is the one to report
-            temporary.unlink()
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)  # otherwise a power cut can undo the rename
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # network file systems that cannot sync a folder
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a small file atomically: after a kill, the file is as before or complete.
-
-    Raises:
-        DiskError: writing failed.
-    """
-    with disk(f"write {path}"):
-        _replace(path, content if isinstance(content, bytes) else content.encode())

@@ -22,7 +22,7 @@ if __name__ == "__main__":
 from rich.console import Console
 
 from esper.cli.command import in_one_sentence, load_parts, load_recorded, warn_plainly
-from esper.cli.keyvalue import page, read_overrides, show_help, split_folders
+from esper.cli.keyvalue import help_of, read_overrides, show_help, split_folders
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import ConfigError
 from esper.lab.looks import agreed, planned, record_look
@@ -68,7 +68,7 @@ def help_text() -> str:
         f"{one.name} [{one.unit}]: {one.description}; margin {one.margin:g} {one.difference}".removesuffix(" 1")
         for one in OUTCOMES.values()
     ]
-    return "\n".join([page(__doc__, CompareConfig()), "", "outcomes:", *(f"  {line}" for line in outcomes)])
+    return "\n".join([help_of(__doc__, CompareConfig()), "", "outcomes:", *(f"  {line}" for line in outcomes)])
 
 
 def main(arguments: list[str]) -> None:

@@ -23,10 +23,7 @@ from esper.buffer.window import WindowConfig
 from esper.checkpoint import CheckpointsConfig
 from esper.env.actions import TEMPOS
 from esper.env.base import EnvConfig
-from esper.env.cluster import ClusterConfig, LocalConfig
-from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig
-from esper.env.ray_cluster import RayClusterConfig
 from esper.env.sandbox import SandboxConfig
 from esper.governor.base import GovernorConfig
 from esper.governor.off import NoGovernorConfig
@@ -52,6 +49,9 @@ from esper.measure.counterfactuals import CounterfactualsConfig
 from esper.optimisers.adamw import AdamWConfig
 from esper.optimisers.base import OptimiserConfig
 from esper.optimisers.sgd import NesterovConfig, SGDConfig
+from esper.pool.cluster import ClusterConfig, LocalConfig
+from esper.pool.devices import DeviceConfig
+from esper.pool.ray_cluster import RayClusterConfig
 from esper.ranges import check_ranges, check_sizes
 from esper.reward.modes import MODES, RewardConfig
 from esper.seeds.blueprints.base import BlueprintConfig

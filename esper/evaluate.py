@@ -25,9 +25,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from esper.agent.best_of_random import Times
-from esper.checkpoint import write_whole
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
-from esper.cli.keyvalue import page, read_overrides, show_help
+from esper.cli.keyvalue import help_of, read_overrides, show_help
 from esper.cli.overrides import config_of
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import ConfigError, standalone_agents, unknown_controller
@@ -36,6 +35,7 @@ from esper.evaluation.journal import LATENCY, Journal
 from esper.evaluation.per_host import OBJECTIVES, HostSearch, check_method, names
 from esper.evaluation.presentation import baseline_sentence, figure, oracle_sentence, show, show_details, verdict, write_new
 from esper.evaluation.progress import Progress
+from esper.files import write_whole
 from esper.notices import StatusLine, heard_by, notice
 from esper.page.page import write_page
 from esper.ranges import check_ranges
@@ -141,7 +141,7 @@ def growths(evaluation: Evaluation, asked: EvaluateConfig, search: HostSearch | 
 def main(arguments: list[str]) -> None:
     """Evaluate, print a table, and write it as JSON beside the checkpoints."""
     if any(argument in ("-h", "--help") for argument in arguments):
-        show_help(page(__doc__, EvaluateConfig(checkpoint="FOLDER")))
+        show_help(help_of(__doc__, EvaluateConfig(checkpoint="FOLDER")))
         return
     warn_plainly()
     with in_one_sentence():
@@ -171,7 +171,8 @@ def main(arguments: list[str]) -> None:
         _write(report, folder, evaluation, asked, score)
         evaluation.journal.remove()
         if (folder / CHECKPOINTS).is_dir() or (folder / PAGE).exists():
-            print(f"page: {write_page(folder, hosts=0)}")
+            write_page(folder, hosts=0)
+            print(f"page: {folder / PAGE}")
         else:  # a saved policy
             print(f"what it does, host by host: python -m esper.report {shlex.quote(str(folder))}")
 

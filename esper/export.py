@@ -15,7 +15,7 @@ if __name__ == "__main__":
     rehearsal.rehearse(sys.argv[1:])
 
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
-from esper.cli.keyvalue import page, read_overrides, show_help
+from esper.cli.keyvalue import help_of, read_overrides, show_help
 from esper.cli.transfer import TRANSFERABLE, is_run_override, slug
 from esper.config import ConfigError, standalone_agents, unknown_controller
 from esper.evaluation.bundle import export_program, write_bundle
@@ -68,7 +68,7 @@ class ExportConfig:
 def main(arguments: list[str]) -> None:
     """Grow a host, and write its network."""
     if any(argument in ("-h", "--help") for argument in arguments):
-        show_help(page(__doc__, ExportConfig(checkpoint="FOLDER")))
+        show_help(help_of(__doc__, ExportConfig(checkpoint="FOLDER")))
         return
     warn_plainly()
     with in_one_sentence():

@@ -1,4 +1,5 @@
-"""Notices of long steps, to display while a command has nothing else to show; one listener receives them."""
+"""Notices of long steps, to display while a command has nothing else to show; one listener receives them; and
+the category of warnings for the user."""
 
 import os
 import shutil
@@ -10,6 +11,10 @@ Listener = Callable[[str, str], None]
 """Receives a step, such as `pretraining 32 hosts`, and how far it has come, such as `epoch 3/20`; empty texts end the step."""
 
 _listener: Listener | None = None
+
+
+class UserNotice(UserWarning):
+    """A warning for the user, shown without its place in the code. The message is one sentence."""
 
 
 def notice(step: str = "", progress: str = "") -> None:

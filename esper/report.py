@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
-from esper.cli.keyvalue import page, read_overrides, show_help, split_folders
+from esper.cli.keyvalue import help_of, read_overrides, show_help, split_folders
 from esper.config import ConfigError
 
 
@@ -43,18 +43,19 @@ def parse(arguments: list[str]) -> tuple[list[Path], ReportConfig]:
 def main(arguments: list[str]) -> None:
     """Write the page of each folder, and print how far its run is, which policy the page evaluates, and its place."""
     if any(argument in ("-h", "--help") for argument in arguments):
-        show_help(page(__doc__, ReportConfig()))
+        show_help(help_of(__doc__, ReportConfig()))
         return
     warn_plainly()
     with in_one_sentence():
         folders, config = parse(load_parts(arguments))
         from esper.page.page import write_page  # late, to keep --help and error messages fast
-        from esper.page.status import read_status, saved_config
+        from esper.page.status import saved_config
+        from esper.training.run_folder import PAGE
 
         for folder in folders:
-            place = write_page(folder, hosts=config.hosts, log=lambda line: print(line, flush=True))
-            print(read_status(folder).line, f"page: {place}", sep="\n")
-            saved_config(folder).telemetry.attach(folder, [place])
+            written = write_page(folder, hosts=config.hosts, log=lambda line: print(line, flush=True))
+            print(written.status.line, f"page: {folder / PAGE}", sep="\n")
+            saved_config(folder).telemetry.attach(folder, [folder / PAGE])
 
 
 if __name__ == "__main__":

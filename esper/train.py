@@ -22,12 +22,12 @@ from esper.cli.overrides import typed_as
 from esper.cli.place import place_of
 from esper.cli.readiness import ready
 from esper.config import CONF, Config, typed
-from esper.env.devices import take_turn
-from esper.env.shard_pool import limit_cores
 from esper.lab.launch import end_with_parent, run_context
 from esper.memory import memory_shortage
 from esper.notices import StatusLine, listen
 from esper.plugins import load_plugins
+from esper.pool.devices import take_turn
+from esper.pool.local import limit_cores
 from esper.sweeps import TUNE_SWEEPER
 from esper.telemetry.writers import check_writers
 from esper.training.resume import continued

@@ -10,7 +10,6 @@ import pytest
 
 from esper.env.actions import PINNED, Head
 from esper.env.base import EnvParts
-from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig, GrowthEnv
 from esper.fusion.precision import Precision
 from esper.governor.base import GovernorConfig
@@ -19,6 +18,7 @@ from esper.hosts.base import HostConfig
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.slots import EveryBlockConfig, SlotsConfig
 from esper.lifecycle.stages import SlotState
+from esper.pool.devices import DeviceConfig
 from esper.reward.modes import RewardConfig, ShapedConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.cnn import ConvLightConfig

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from esper import checkpoint
-from esper.checkpoint import Checkpoints, DiskError, load, write_whole
+from esper.checkpoint import Checkpoints, load
+from esper.files import DiskError, write_whole
 from tests.checkpoint_help import assert_one_sentence, names
 
 
@@ -159,7 +160,8 @@ def test_a_read_only_file_system(small_disk: Path) -> None:
 READ_ONLY = """
 import os, sys
 from pathlib import Path
-from esper.checkpoint import Checkpoints, DiskError, load, write_whole
+from esper.checkpoint import Checkpoints, load
+from esper.files import DiskError, write_whole
 folder = Path(sys.argv[1])
 load(folder / "checkpoint_000001.pt")  # imports what it needs, while it may read where that lies
 if os.geteuid() == 0:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from docs.tables.markdown import lower, member_docs, table, ticked
+from docs.tables.markdown import lower, table, ticked
+from esper.cli.help import docs_below
 from esper.env import actions
 from esper.env.actions import Head, HeadsConfig, Op
 from esper.lifecycle.ramps import STEEPNESS, Curve
@@ -55,7 +56,7 @@ def heads() -> Iterator[str]:
 
 def head_values() -> Iterator[str]:
     """Yield the meaning of the values that do not depend on the config."""
-    blends = member_docs(Blend)
+    blends = docs_below(Blend)
     curves = {kind: f"a sigmoid of steepness {k:g}" for kind, k in STEEPNESS.items()}
     curves |= {Curve.LINEAR: "alpha moves in proportion to t", Curve.COSINE: "alpha moves by (1 - cos(pi t)) / 2"}
 

@@ -5,9 +5,9 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, get_args, get_origin, get_type_hints
 
-from docs.tables.markdown import class_doc, member_docs, table, ticked
+from docs.tables.markdown import class_doc, table, ticked
 from esper.checkpoint import CheckpointsConfig
-from esper.cli.help import as_typed, defaults, field_docs, yaml_names
+from esper.cli.help import as_typed, defaults, docs_below, field_docs, yaml_names
 from esper.cli.transfer import TRANSFERABLE
 from esper.config import BROUGHT, CONF, GROUPS, MANY, Config, standalone_agents
 from esper.evaluate import EvaluateConfig
@@ -107,9 +107,9 @@ def choices(group: str, options: Mapping[str, type]) -> Iterator[str]:
     for node in options.values():
         for name, hint in get_type_hints(node).items():
             kind = _element(hint)
-            if isinstance(kind, type) and issubclass(kind, StrEnum) and member_docs(kind):
+            if isinstance(kind, type) and issubclass(kind, StrEnum) and docs_below(kind):
                 found.setdefault(kind, {})[f"{group}.{name}"] = None
-    rows = [(ticked(keys), f"`{kind[name]}`", doc) for kind, keys in found.items() for name, doc in member_docs(kind).items()]
+    rows = [(ticked(keys), f"`{kind[name]}`", doc) for kind, keys in found.items() for name, doc in docs_below(kind).items()]
     return table(("key", "value", "meaning"), rows) if rows else iter(())
 
 

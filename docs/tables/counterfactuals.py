@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from docs.tables.markdown import member_docs, table
+from docs.tables.markdown import table
+from esper.cli.help import docs_below
 from esper.measure.attribution import draw_orders
 from esper.measure.plans import Plan, coalitions
 from esper.seeding import stream
@@ -38,7 +39,7 @@ def plan_cost(settings: Iterable[int], inside: int, slots: int) -> PlanCost:
 
 def plans() -> Iterator[str]:
     """Yield the settings of each plan."""
-    docs = member_docs(Plan)
+    docs = docs_below(Plan)
     return table(("plan", "settings besides the current one"), ((f"`{plan}`", docs[plan.name]) for plan in Plan))
 
 

@@ -1,10 +1,11 @@
 """Markdown tables, and texts for their cells."""
 
-import ast
-import inspect
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import pairwise
+
+MARKED = re.compile(r"<!-- generated: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
+"""A table within a text, between marks of which the first has its name."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
@@ -16,6 +17,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str
 
 def _row(cells: Sequence[object]) -> str:
     return "| " + " | ".join(str(cell).strip().replace("|", "\\|") for cell in cells) + " |"
+
+
+def filled(text: str, tables: Mapping[str, Callable[[], Iterator[str]]]) -> str:
+    """Return a text with its tables rewritten."""
+
+    def fill(match: re.Match[str]) -> str:
+        body = "\n".join(tables[match[1]]()).strip()
+        return f"<!-- generated: {match[1]} -->\n\n{body}\n\n<!-- end -->"
+
+    return MARKED.sub(fill, text)
 
 
 def ticked(names: Iterable[object]) -> str:
@@ -36,15 +47,3 @@ def yes(fact: bool) -> str:
 def class_doc(node: type) -> str:
     """Return the docstring of a class as one line."""
     return " ".join((node.__doc__ or "").split())
-
-
-def member_docs(kind: type[Enum]) -> dict[str, str]:
-    """Return the string under each member of an enum, as one line each; members without one are left out."""
-    body = ast.parse(inspect.getsource(kind)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    return {
-        here.targets[0].id: " ".join(str(below.value.value).split())
-        for here, below in pairwise(body.body)
-        if isinstance(here, ast.Assign) and isinstance(here.targets[0], ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-    }

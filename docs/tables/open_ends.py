@@ -4,7 +4,6 @@
 """
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from docs.tables.markdown import table
 
 RECORD = Path(__file__).parents[1] / "open_ends.json"
 README = Path(__file__).parents[2] / "README.md"
-MARKED = re.compile(r"<!-- works with -->\n.*?<!-- end -->", re.DOTALL)
 KINDS = {
     "drivers": ("learners of other libraries", "[example](examples/sb3_ppo.py), [how](docs/howto/libraries.md)"),
     "training loops": (
@@ -59,7 +57,5 @@ def works_with() -> Iterator[str]:
     return table(("", "with", "examples that run", "where"), map(row, KINDS))
 
 
-def rewritten(readme: str) -> str:
-    """Return the text of the README with its table rewritten."""
-    body = "\n".join(works_with()).strip()
-    return MARKED.sub(lambda _: f"<!-- works with -->\n\n{body}\n\n<!-- end -->", readme)
+TABLES = {"works_with": works_with}
+"""The table by its name in the README."""

@@ -232,10 +232,9 @@ class Bandit(Learner):
 
     def _predict(self, context_nF: FloatArray) -> npt.NDArray[np.float64]:
         """Return the predicted return of each choice `[n, C]`, -inf where it was never tried."""
-        nothing_n, x_nF = (
-            np.full(len(context_nF), -np.inf),
-            context_nF.astype(np.float64),
-        )  # single precision would blur predictions
+        nothing_n = np.full(len(context_nF), -np.inf)
+        # Single precision would blur predictions.
+        x_nF = context_nF.astype(np.float64)
         return np.stack([nothing_n if model is None else model.predict(x_nF) for model in self.models], axis=1)
 
     def _context(self, observation: Observation) -> FloatArray:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import hydra._internal.utils as hydra_internals
 from hydra.core.config_store import ConfigStore
 
-from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, load_run, look_again
+from esper.checkpoint import Checkpoints
 from esper.cli import failures, flags, rehearsal
 from esper.cli.failures import end, end_if_failed, go_on
 from esper.cli.help import help_text
@@ -26,10 +26,11 @@ from esper.cli.overrides import hydra_at_conf, plan_run, plan_sweep, quoted, unq
 from esper.cli.place import begin_sweep
 from esper.cli.readiness import ready
 from esper.config import Config, ConfigError
-from esper.env.cluster import ClusterError
+from esper.files import DiskError, FileError
 from esper.memory import memory_shortage
-from esper.notices import notice
+from esper.notices import UserNotice, notice
 from esper.plugins import load_plugins, place_in_plugin, split_plugins
+from esper.pool.cluster import ClusterError
 from esper.reward.rewards import RewardError
 from esper.sweeps import SWEEPS
 from esper.task.data import TaskError
@@ -37,7 +38,7 @@ from esper.telemetry.text import counted
 from esper.telemetry.tracker import TrackerError
 from esper.telemetry.writers import check_writers
 from esper.training.config_io import to_plain
-from esper.training.resume import continued
+from esper.training.resume import continued, load_newest
 from esper.training.run_folder import CHECKPOINTS, create, only_writer
 
 HERE = ("joblib", "submitit_local")
@@ -137,8 +138,8 @@ _shown: set[str] = set()
 
 def _format_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
     """Format a warning; return nothing for one that was shown. Those of configs come from code that `dataclass` generated, with
-    no source line: like a `Notice`, they are for the user."""
-    plain = filename == "<string>" or issubclass(category, Notice)
+    no source line: like a `UserNotice`, they are for the user."""
+    plain = filename == "<string>" or issubclass(category, UserNotice)
     notice()  # ends a line of a terminal that shows a step
     text = f"warning: {message}\n" if plain else f"{filename}:{lineno}: {category.__name__}: {message}\n"
     if text in _shown:
@@ -208,8 +209,7 @@ def load_recorded(folder: Path) -> bool:
         ConfigError: a plugin cannot be imported.
         CheckpointError: the newest checkpoint is damaged.
     """
-    checkpoints = Checkpoints(folder / CHECKPOINTS)
-    state = look_again(lambda: load_run(newest) if (newest := checkpoints.latest()) else None)
+    state = load_newest(folder)
     load_plugins(state["config"]["values"].get("plugins", ()) if state else ())
     return state is not None
 
@@ -244,7 +244,7 @@ def _start(main: Callable[[], object], args: Namespace) -> None:
     many = args.multirun or "hydra.mode=MULTIRUN" in overrides
     with warnings.catch_warnings(), hydra_at_conf(args.config_dir):
         warnings.simplefilter("ignore")  # warnings of configs are shown when the run reads its config
-        warnings.simplefilter("always", Notice)  # but data is checked only when it is first loaded, which may be here
+        warnings.simplefilter("always", UserNotice)  # but data is checked only when it is first loaded, which may be here
         folder, arms = _look_ahead(overrides, args.config_name or "config", many=many, show=args.cfg is not None)
     if args.cfg is not None:
         with _from_hydra(main):

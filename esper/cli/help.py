@@ -7,6 +7,7 @@ import textwrap
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from itertools import pairwise
 from shutil import get_terminal_size
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
@@ -43,15 +44,19 @@ def _usage(width: int) -> list[str]:
 @cache
 def field_docs(node: type) -> dict[str, str]:
     """Return the docstrings under the fields of a config dataclass and its bases, one line each."""
+    return {name: doc for base in reversed(node.__mro__[:-1]) for name, doc in docs_below(base).items()}
+
+
+def docs_below(kind: type) -> dict[str, str]:
+    """Return the strings below the fields of a class, or below the members of an enum, one line each; those of bases are left
+    out."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
     docs: dict[str, str] = {}
-    for base in reversed(node.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for here, below in zip(body.body, body.body[1:], strict=False):
-            if not (isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name)):
-                continue
-            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-                docs[here.target.id] = " ".join(str(below.value.value).split())
+    for here, below in pairwise(body.body):
+        target = here.target if isinstance(here, ast.AnnAssign) else here.targets[0] if isinstance(here, ast.Assign) else None
+        if isinstance(target, ast.Name) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            docs[target.id] = " ".join(str(below.value.value).split())
     return docs
 
 

@@ -79,7 +79,7 @@ def _with(config: Any, key: str, value: str, hint: Any) -> Any:
         raise ConfigError(f"{key} must be {in_words(hint)}, got {value}") from error
 
 
-def page(about: str | None, default: object) -> str:
+def help_of(about: str | None, default: object) -> str:
     """Return the help text: the module's docstring and the default config."""
     lines, width = list[str](), columns()
     for paragraph in (about or "").strip().split("\n\n"):

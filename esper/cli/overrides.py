@@ -23,6 +23,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString, RangeSweep
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.utils import get_class
@@ -30,10 +31,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from esper.cli.discovery import register_sweepers
 from esper.cli.keys import ROOT_KEYS, check_choice, check_key, value_kind
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, root_key, typed
-from esper.env.shard_pool import all_cores
+from esper.pool.local import all_cores
 from esper.training.config_io import to_plain
 from esper.training.run_folder import new_folder
 
@@ -162,7 +162,7 @@ def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[li
     Raises:
         ConfigError: a job of the sweep is invalid. None is started.
     """
-    register_sweepers()
+    _register_sweepers()
     with hydra_at_conf() as loader:
         parsed = _parsed(loader, overrides)
         try:
@@ -191,6 +191,14 @@ def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[li
         configs = [_job(loader, job, config_name)[0] for job in jobs]
         _check_subdirs(loader, sweep, jobs)
         return configs, folder
+
+
+def _register_sweepers() -> None:
+    """Register our sweepers and launcher with Hydra, whose search of folders misses packages of an editable install."""
+    from hydra_plugins import esper_sweeps
+
+    for plugin in (esper_sweeps.BlockSweeper, esper_sweeps.TuneSweeper, esper_sweeps.RayLauncher):
+        Plugins.instance().register(plugin)
 
 
 def _check_subdirs(loader: ConfigLoader, sweep: DictConfig, jobs: list[list[str]]) -> None:

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from esper.checkpoint import Checkpoints, load_run
 from esper.config import Config, ConfigError
-from esper.env.cluster import ClusterError
-from esper.env.devices import find_device, find_precision
 from esper.env.foresight import feature_tables
 from esper.env.growth_env import GrowthConfig
-from esper.env.shard_pool import largest_shard
 from esper.env.spec import EnvSpec
 from esper.growth.compatibility import check_host, check_seeds
 from esper.hosts.base import segments_of, slot_specs
+from esper.pool.cluster import ClusterError
+from esper.pool.devices import find_device, find_precision
+from esper.pool.local import largest_shard
 from esper.task.instances import Split
 from esper.task.loading import load_task
 from esper.training.estimate import check_memory

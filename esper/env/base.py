@@ -14,8 +14,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from esper.env.actions import Head, HeadsConfig, Op, legal_values, parameters_legal
-from esper.env.cluster import ClusterConfig, LocalConfig
-from esper.env.devices import DeviceConfig
 from esper.env.spec import Array, EnvSpec, observation_space
 from esper.governor.base import GovernorConfig
 from esper.hosts.base import HostConfig
@@ -25,6 +23,8 @@ from esper.lifecycle.stages import SlotState
 from esper.measure.counterfactuals import CounterfactualsConfig
 from esper.optimisers.base import OptimiserConfig
 from esper.optimisers.sgd import SGDConfig
+from esper.pool.cluster import ClusterConfig, LocalConfig
+from esper.pool.devices import DeviceConfig
 from esper.reward.modes import RewardConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.task.base import TaskConfig

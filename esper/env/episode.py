@@ -16,7 +16,7 @@ from esper.env.base import EpisodeRecord
 from esper.governor.base import Cause
 from esper.lifecycle.stages import EMPTY, LIVE, OCCUPIED, FloatArray, Stage
 from esper.measure.costs import Costs
-from esper.measure.seed_log import SeedLog, Slots, grouped
+from esper.measure.seed_log import SeedLog, SlotsAfter, grouped
 from esper.phases import PhaseTimes
 from esper.reward.audit import Auditor
 from esper.reward.signals import StepSignals
@@ -170,7 +170,6 @@ class Episode(EpisodeRecord):
         seen, healthy_N, after = signals.effects, ~signals.rolled_back_N, signals.after
         pair_SS = np.triu(np.ones(seen.interaction_NSS.shape[1:], np.bool_), 1)
         values = {
-            "host/all_off_accuracy": _mean(seen.all_off_accuracy_N[healthy_N]),
             "host/solo_contribution": _mean(seen.solo_NS[healthy_N]),
             "host/interaction": _mean(seen.interaction_NSS[healthy_N][:, pair_SS]),
             "host/shapley_error": _mean(seen.shapley_error_NS[healthy_N]),
@@ -203,10 +202,10 @@ def tag_name(name: str) -> str:
     return _NOT_IN_TAGS.sub("_", name.lower())
 
 
-def _slots(signals: StepSignals) -> Slots:
+def _slots(signals: StepSignals) -> SlotsAfter:
     """Return the data of a step that `SeedLog` records."""
     after, effects = signals.after, signals.effects
-    return Slots(
+    return SlotsAfter(
         blueprint_NS=np.where(after.within(*OCCUPIED), after.blueprint, EMPTY),
         kept_NS=after.within(Stage.FOSSILIZED),
         contribution_NS=effects.contribution_NS,

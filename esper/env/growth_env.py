@@ -15,10 +15,6 @@ from esper.env.base import EnvConfig, Environment, EnvParts, Hparam
 from esper.env.episode import Episode
 from esper.env.foresight import feature_tables, foresight
 from esper.env.guard import Guard
-from esper.env.host_pool import PoolParts
-from esper.env.host_sampler import HostSampler
-from esper.env.pretrained import Pretrained
-from esper.env.shard import TrainReport
 from esper.env.spec import Array, EnvSpec, one_each
 from esper.growth.grown import GrownNetwork, KeptSeed
 from esper.hosts.base import slot_specs
@@ -31,6 +27,10 @@ from esper.measure.counterfactuals import SeedEffects, seed_effects, settings
 from esper.measure.latency import BATCH
 from esper.measure.plans import Plan
 from esper.notices import notice
+from esper.pool.base import PoolParts
+from esper.pool.host_sampler import HostSampler
+from esper.pool.pretrained import Pretrained
+from esper.pool.shard import TrainReport
 from esper.reward.signals import StepSignals
 from esper.seeds.blueprints.base import is_informed
 from esper.seeds.blueprints.registry import check_blueprints
@@ -115,7 +115,6 @@ class GrowthEnv(Environment):
         self.max_seeds = self.slots.max_seeds or int(self.chosen_S.sum())
         used = [spec for spec, used in zip(specs, self.chosen_S, strict=True) if used]
         check_blueprints(parts.blueprints, used, "this task")
-        self._legal_values[:, : len(blueprints)] &= np.array([blueprint.plantable for blueprint in blueprints])
         self.signals: StepSignals | None = None
         self.take_networks: tuple[int, ...] = ()
         """Hosts whose networks to take at the end of each episode."""

@@ -17,13 +17,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from esper.env.host_pool import HostPool
 from esper.env.observation import HostView
 from esper.governor.base import Governor, Verdict
 from esper.governor.health import Health
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import LIVE, BoolArray, Op
+from esper.pool.base import HostPool
 
 MEASURED = ("accuracy_NH", "potential_NSK", "loss_N")
 """Measurements of each host besides its lifecycle, by the names of `Guarded`."""

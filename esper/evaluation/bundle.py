@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch.export import Dim
 
 from esper.agent.base import Learner
-from esper.checkpoint import disk, encode, load_run, refuse, write_whole
+from esper.checkpoint import encode, load_run, refuse
 from esper.config import ConfigError
 from esper.env.actions import PARAMETER_HEADS, VALUES, Head, HeadsConfig, Op
 from esper.env.spec import EnvSpec
@@ -19,6 +19,7 @@ from esper.evaluation.card import model_card
 from esper.evaluation.exported import save_program
 from esper.evaluation.held_out import Evaluation
 from esper.evaluation.regrow import own_threads
+from esper.files import disk, write_whole
 from esper.training import provenance
 from esper.training.config_io import from_plain
 from esper.training.resume import load_found, run_of, warn_of_other_data

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.graph import CodeGen
 
-from esper.checkpoint import write_whole
 from esper.config import ConfigError
+from esper.files import write_whole
 
 TOLERANCE = 1e-5
 """Largest difference of outputs, relative to their largest magnitude, between a network and its files."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.checkpoint import disk, fingerprint
+from esper.files import disk, fingerprint
 from esper.telemetry.jsonl import append_whole
 from esper.training.run_folder import writing_reports
 

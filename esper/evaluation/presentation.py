@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from esper.checkpoint import write_whole
 from esper.evaluation.forest import Row, forest
 from esper.evaluation.held_out import ONLINE, ORACLE, POLICIES, REPLAY
 from esper.evaluation.per_host import PREFIX
+from esper.files import write_whole
 from esper.stats.intervals import Interval, mean_interval
 from esper.telemetry.tags import in_terms_of
 from esper.telemetry.text import counted, si

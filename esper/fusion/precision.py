@@ -23,7 +23,7 @@ class Precision(StrEnum):
     fp16 = "fp16"
     """11 bits of mantissa, and numbers up to 65,504: gradients need a loss scale."""
     auto = "auto"
-    """bf16, or else fp16, on a GPU and fp32 on a CPU; see `env.devices.find_precision`."""
+    """bf16, or else fp16, on a GPU and fp32 on a CPU; see `pool.devices.find_precision`."""
 
 
 HALF = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}

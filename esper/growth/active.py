@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from esper.fusion.device import on_device
 from esper.fusion.layout import join_members, split_members, take_members
-from esper.fusion.transfer import on_device
 from esper.growth.blend import blend, isolate
 from esper.lifecycle.roles import Blend, Roles
 from esper.lifecycle.stages import BoolArray

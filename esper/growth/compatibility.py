@@ -85,7 +85,7 @@ def check_seeds(blueprints: Mapping[str, BlueprintConfig], slots: Mapping[SlotSp
     check_blueprints(blueprints, tuple(slots), name)
     few = min(2, members)
     for blueprint_name, blueprint in blueprints.items():
-        for slot, features in slots.items() if blueprint.plantable else ():
+        for slot, features in slots.items():
             with flaws(f"blueprint={blueprint_name}", f"the seed in slot {slot.name}", features.shape):
                 bank = SeedBank(blueprint, slot, few, SGDConfig(), "cpu")
                 probe_seed(blueprint, slot, features, bank.fleet if few > 1 else None)

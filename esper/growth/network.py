@@ -25,10 +25,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from esper.fusion.device import on_device
 from esper.fusion.folding import folded
 from esper.fusion.fuse import Fleet
 from esper.fusion.precision import Precision, computed_in
-from esper.fusion.transfer import on_device
 from esper.growth.active import ActiveSeeds, active_seeds, in_banks
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
 from esper.growth.loss import LastSegment, backpropagate

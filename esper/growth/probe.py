@@ -90,7 +90,7 @@ def probe_seed(blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fle
     generator = torch.Generator().manual_seed(0)
     row, again = (newborn(blueprint, slot, generator) for _ in range(2))
     if not len(row):
-        raise Flaw("has no parameters and cannot learn: give it some, or set plantable = False in its config")
+        raise Flaw("has no parameters and cannot learn: give it some")
     if row.dtype != features.dtype:
         raise Flaw(f"has parameters of {row.dtype}: use {features.dtype}")
     if not row.isfinite().all():

@@ -23,10 +23,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from esper.fusion.device import on_device
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import by_member, join_members, per_member, split_members, take_members
 from esper.fusion.precision import in_single
-from esper.fusion.transfer import on_device
 from esper.growth.active import ActiveSeeds
 from esper.hosts.base import segments_of
 from esper.lifecycle.stages import IntArray

@@ -16,8 +16,8 @@ from typing import Any
 
 from hydra.types import RunMode
 
-from esper.env.shard_pool import all_cores
 from esper.lab.design import FILE, Design
+from esper.pool.local import all_cores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from esper.checkpoint import disk
 from esper.config import ConfigError, root_key
+from esper.files import disk
 from esper.lab.design import FILE, AnalysisPlan, Design, brief
 from esper.lab.outcomes import OUTCOMES, CompareConfig
 from esper.lab.runs import Run

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from esper.checkpoint import write_whole
 from esper.cli.transfer import slug
 from esper.evaluation.forest import Row, forest
 from esper.evaluation.held_out import ONLINE
+from esper.files import write_whole
 from esper.lab.about import WORDS, arms_table, config_table, facts, plan_text
 from esper.lab.arms import AA_CONTROL
 from esper.lab.comparison import Comparison

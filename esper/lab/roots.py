@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from esper.checkpoint import fingerprint
 from esper.config import ConfigError, root_key
+from esper.files import fingerprint
 from esper.lab.design import FILE, Design
 
 

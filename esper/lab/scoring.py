@@ -15,19 +15,19 @@ from typing import Any, cast
 import numpy as np
 from joblib import Parallel, delayed
 
-from esper.checkpoint import fingerprint, write_whole
 from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug, transferred
 from esper.config import Config, ConfigError
-from esper.env.devices import take_turn
-from esper.env.shard_pool import available_cores, limit_cores
 from esper.evaluation.held_out import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
 from esper.evaluation.per_host import PREFIX, HostSearch
+from esper.files import fingerprint, write_whole
 from esper.growth.objective import Objective
 from esper.lab.launch import end_with_parent
 from esper.lab.outcomes import BASELINES, SEARCHED, STATIC_NET, TRAINING, is_chosen
 from esper.lab.runs import Run, records_of
 from esper.plugins import load_plugins, named_plugins
+from esper.pool.devices import take_turn
+from esper.pool.local import available_cores, limit_cores
 from esper.task.kinds import condensed
 from esper.telemetry.text import counted, duration
 from esper.training.config_io import flat, from_plain, to_plain

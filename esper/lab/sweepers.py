@@ -22,11 +22,11 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from esper.checkpoint import write_whole
 from esper.cli.command import in_one_sentence
 from esper.cli.failures import Failure, end, end_if_failed, failures
 from esper.cli.overrides import config_of
 from esper.config import Config, ConfigError
+from esper.files import write_whole
 from esper.lab.design import FILE, Cell
 from esper.lab.launch import batches
 from esper.lab.search_space import search_space

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from esper.checkpoint import fingerprint, write_whole
 from esper.cli.overrides import config_of
 from esper.config import ConfigError
 from esper.evaluation.held_out import ONLINE
+from esper.files import fingerprint, write_whole
 from esper.lab.arms import typed_arms
 from esper.lab.design import Cell, draw_seeds
 from esper.lab.integrity import check_values

@@ -31,7 +31,7 @@ WARM_UP = 3
 def measure_latency(
     host: nn.Module, blueprints: Sequence[BlueprintConfig], used_S: npt.NDArray[np.bool_], samples: Tensor, device: torch.device
 ) -> Price:
-    """Time a bare host and the host with each plantable seed, on one CPU thread or on a GPU, and return seconds per sample.
+    """Time a bare host and the host with each seed, on one CPU thread or on a GPU, and return seconds per sample.
 
     The latency of the host is the median of all its timings. The latency of a seed is the median of paired differences; a
     negative one is noise and becomes 0. A seed is timed as ADD, h + delta(h), and a gate alone, h * g(h). The extra work of
@@ -76,7 +76,7 @@ def measure_latency(
                 gate = Gate(specs[slot].channels).to(device)
                 found.gate_S[slot] = added(slot, lambda h, gate=gate: h * gate(h).view(len(h), *[1] * (h.dim() - 1)))
                 for kind, blueprint in enumerate(blueprints):
-                    if blueprint.plantable and not blueprint.obstacle(specs[slot]):
+                    if not blueprint.obstacle(specs[slot]):
                         branch = blueprint.branch(specs[slot]).to(device).eval()
                         found.seed_KS[kind, slot] = added(slot, lambda h, branch=branch: h + branch(h))
     finally:

@@ -191,7 +191,7 @@ class SlotSensor:
 
     def __init__(self, blueprints: Sequence[BlueprintConfig], slot: SlotSpec, device: torch.device | str) -> None:
         self.blueprints, self.slot, self._warned = tuple(blueprints), slot, False
-        able = [(k, one) for k, one in enumerate(blueprints) if one.plantable and one.obstacle(slot) is None]
+        able = [(k, one) for k, one in enumerate(blueprints) if one.obstacle(slot) is None]
         branches = {k: NewbornBranch(blueprint, slot, device) for k, blueprint in able}
         self.others = {k: branch for k, branch in branches.items() if branch.simple is None}
         simple = {k: branch.simple for k, branch in branches.items() if branch.simple is not None}

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
+from esper.lifecycle.stages import EMPTY, BoolArray, FloatArray, IntArray
 
-NONE = -1
-"""Blueprint of an empty slot."""
 FATES = ("live", "kept", "removed", "rolled_back")
 """What became of a seed: still live at the end of the episode, fossilized, pruned, or lost when its host was rolled back."""
 
@@ -39,11 +37,11 @@ class Seed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Slots:
+class SlotsAfter:
     """The slots of N hosts after a host epoch."""
 
     blueprint_NS: IntArray
-    """Blueprint of the seed in each slot, `NONE` for an empty one."""
+    """Blueprint of the seed in each slot, `EMPTY` for an empty one."""
     kept_NS: BoolArray
     """True where it is a fossil."""
     contribution_NS: FloatArray
@@ -63,7 +61,7 @@ class SeedLog:
     _restored: set[int] = field(default_factory=set[int])
     """Hosts whose slots are those of an earlier epoch again."""
 
-    def add(self, epoch: int, slots: Slots) -> None:
+    def add(self, epoch: int, slots: SlotsAfter) -> None:
         """Add a host epoch, counted from 1."""
         for host, slot in self._places(slots):
             self._update(epoch, slots, host, slot)
@@ -73,32 +71,32 @@ class SeedLog:
         """End the episode: mark the seeds that a rollback in the last epoch took, all but kept ones.
 
         Args:
-            kept_NS: blueprint of the kept seed in each slot, -1 for none; None if the rollbacks took no kept ones.
+            kept_NS: blueprint of the kept seed in each slot, `EMPTY` for none; None if the rollbacks took no kept ones.
         """
         for (host, slot), seed in self._now.items():
             lost = seed.fate == "kept" and kept_NS is not None and kept_NS[host, slot] != seed.blueprint
             if host in self._restored and (seed.fate == "live" or lost):
                 seed.fate = "rolled_back"
 
-    def _places(self, slots: Slots) -> Iterator[tuple[int, int]]:
+    def _places(self, slots: SlotsAfter) -> Iterator[tuple[int, int]]:
         """Yield the slots that have, or had, a seed."""
         healthy_N = ~slots.rolled_back_N
-        occupied = zip(*np.nonzero((slots.blueprint_NS != NONE) & healthy_N[:, None]), strict=True)
+        occupied = zip(*np.nonzero((slots.blueprint_NS != EMPTY) & healthy_N[:, None]), strict=True)
         known = [(host, slot) for host, slot in self._now if healthy_N[host]]
         yield from sorted({(int(host), int(slot)) for host, slot in occupied} | set(known))
 
     @staticmethod
-    def _healthy(slots: Slots) -> set[int]:
+    def _healthy(slots: SlotsAfter) -> set[int]:
         return set(np.flatnonzero(~slots.rolled_back_N).tolist())
 
-    def _update(self, epoch: int, slots: Slots, host: int, slot: int) -> None:
+    def _update(self, epoch: int, slots: SlotsAfter, host: int, slot: int) -> None:
         """Bring the log of a slot up to date."""
         blueprint, seed = int(slots.blueprint_NS[host, slot]), self._now.get((host, slot))
         present = seed is not None and seed.fate in ("live", "kept")
         restored = host in self._restored
         if seed is not None and present and blueprint != seed.blueprint:
             seed.fate, present = "rolled_back" if restored else "removed", False
-        if blueprint == NONE:
+        if blueprint == EMPTY:
             return
         if seed is None or not present:
             seed = Seed(host, slot, blueprint, epoch)

@@ -21,7 +21,7 @@ from esper.page.status import Status, status_of
 from esper.stats.intervals import Interval
 from esper.telemetry.jsonl import read_records, records_of
 from esper.telemetry.text import counted
-from esper.telemetry.traces import NEVER, Table, read_trace, traced_evaluation, traced_updates
+from esper.telemetry.traces import NEVER, Table, read_trace, steps_of, traced_evaluation, traced_updates
 from esper.training.config_io import dotted, flat, from_plain, to_plain
 from esper.training.provenance import FILE, read
 from esper.training.resume import load_newest
@@ -284,7 +284,7 @@ def _traces(folder: Path, tables: Mapping[str, Table], update: int) -> list[dict
 
 def _training(update: int, table: Table) -> tuple[str, Table]:
     """Return the label of a trace of training, and the trace of its first hosts."""
-    steps = round(max(table["epoch"]))
+    steps = steps_of(table)
     hosts = len(table["epoch"]) // steps
     shown = "training hosts" if hosts <= MOST_HOSTS else f"the first {MOST_HOSTS} of {hosts:,} training hosts"
     return f"update {update}, {shown}", {name: values[: MOST_HOSTS * steps] for name, values in table.items()}

@@ -9,13 +9,12 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from esper.checkpoint import FileError
 from esper.env.actions import STYLES
+from esper.files import FileError
 from esper.lifecycle.roles import Blend
-from esper.telemetry.pictures import kept_in, slots_of
-from esper.telemetry.tags import PHASES
+from esper.telemetry.tags import PHASES, phase_shares
 from esper.telemetry.text import counted, duration, number
-from esper.telemetry.traces import Table
+from esper.telemetry.traces import Table, carried_out, kept_in, slots_of, steps_of
 from esper.training.estimate import in_bytes
 
 Rows = list[tuple[str, str]]
@@ -42,14 +41,13 @@ def with_flops(table: Table, costs: Mapping[str, Any]) -> Table:
     """Return a trace with `flops_kept` in the last row of each host: FLOPs per sample of the host and its fossils."""
     if not costs or not (slots := slots_of(table)):
         return table
-    steps = round(max(table["epoch"]))
+    steps, planted = steps_of(table), set(carried_out(table, "germinate"))
     styles: dict[str, str | None] = {}
     flops: list[float | None] = []
-    refused = table.get("refused", [0] * len(table["op"]))
-    for row, op in enumerate(table["op"]):
+    for row in range(len(table["op"])):
         if row % steps == 0:
             styles = {}
-        if op == "germinate" and not refused[row]:
+        if row in planted:
             styles[table["slot"][row]] = table.get("style", [None] * (row + 1))[row]
         if (row + 1) % steps:
             flops.append(None)
@@ -92,11 +90,8 @@ def rows(
         own = f"{cpu / 60:.1f} min of processor time in the process of the run"  # without workers
         spent = f"{wall / 60:.1f} min of wall-clock time, {own}, in {sessions}"
         found.append(("time", f"{spent}, without this page"))
-    totals = {tag: sum(record.get(tag, 0.0) for record in records) for tag in PHASES}
-    if total := sum(totals.values()):
-        found.append(
-            ("phases", ", ".join(f"{PHASES[tag]} {value / total:.0%}" for tag, value in totals.items() if value > total / 200))
-        )
+    if shares := phase_shares({tag: sum(record.get(tag, 0.0) for record in records) for tag in PHASES}):
+        found.append(("phases", shares))
     found += _training(records, hosts) + _one_more(records, steps, evaluated or {})
     if memory := max((one.get("memory_bytes") or 0 for one in history), default=0):
         found.append(("memory", f"{in_bytes(memory)} at most, in the process of the run"))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from esper.stats.intervals import Interval, mean_interval, with_sign
 from esper.task.kinds import PASSES, STAYS, condensed
 from esper.telemetry.text import counted, percent
-from esper.telemetry.traces import Table
+from esper.telemetry.traces import Table, carried_out, steps_of
 
 MOST_KINDS = 8
 """Most kinds of hosts that are told apart."""
@@ -32,7 +32,7 @@ class Card:
 
 def results(table: Table, column: str) -> npt.NDArray[np.float64]:
     """Return a result of every host `[N]`, NaN where it was not measured."""
-    steps = round(max(table["epoch"]))
+    steps = steps_of(table)
     values = table.get(column, [None] * len(table["epoch"]))[steps - 1 :: steps]
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
@@ -158,20 +158,17 @@ def kind_words(kind: str, part: str) -> str:
 
 def plantings(table: Table) -> list[dict[str, Any]]:
     """Return the seeds planted: host, kind, epoch, slot and blueprint."""
-    steps = round(max(table["epoch"]))
-    refused = table.get("refused", [0] * len(table["op"]))
-    found: list[dict[str, Any]] = []
-    for row, op in enumerate(table["op"]):
-        if op == "germinate" and not refused[row]:
-            named = {name: table[name][row] for name in ("kind", "slot", "blueprint")}
-            found.append(named | {"host": row // steps, "epoch": row % steps + 1})
-    return found
+    steps = steps_of(table)
+    return [
+        {name: table[name][row] for name in ("kind", "slot", "blueprint")} | {"host": row // steps, "epoch": row % steps + 1}
+        for row in carried_out(table, "germinate")
+    ]
 
 
 def kinds(table: Table, never: Table) -> list[tuple[str, ...]]:
     """Return a row for each kind of host: kind, number of hosts, return and test accuracy beyond never growing, and what is
     planted most often; no rows if there is one kind, or very many."""
-    kind_N = np.array([condensed(str(kind)) for kind in table["kind"][:: round(max(table["epoch"]))]])
+    kind_N = np.array([condensed(str(kind)) for kind in table["kind"][:: steps_of(table)]])
     names = sorted(set(kind_N.tolist()))
     if not 1 < len(names) <= MOST_KINDS:
         return []

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from esper.page.findings import claim, gain, habits, results, verdict
 from esper.stats.intervals import Interval
 from esper.telemetry.text import counted, percent
-from esper.telemetry.traces import Table
+from esper.telemetry.traces import Table, carried_out
 
 TINY = 0.05
 """Loss of test accuracy below which hosts count as equal [pp]."""
@@ -192,9 +192,8 @@ def _pruned(grown: Grown, lowest: Sequence[int], score: str) -> list[str]:
 
 def pruned(table: Table) -> list[tuple[int, float | None]]:
     """Return the host of every seed that a controller pruned, and the probability of that action if the trace has it."""
-    refused, probability = (table.get(name, [None] * len(table["op"])) for name in ("refused", "probability"))
-    ops = zip(table["host"], table["op"], refused, probability, strict=True)
-    return [(round(host), chance) for host, op, no, chance in ops if op == "prune" and not no]
+    probability = table.get("probability", [None] * len(table["op"]))
+    return [(round(table["host"][row]), probability[row]) for row in carried_out(table, "prune")]
 
 
 def _drawn(found: Sequence[tuple[int, float | None]]) -> str:

@@ -9,8 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from esper.telemetry.pictures import kept_in, slots_of
-from esper.telemetry.traces import Table
+from esper.telemetry.traces import Table, kept_in, slots_of, steps_of
 
 DIGITS = 4
 """Significant digits of numbers on the page."""
@@ -30,7 +29,7 @@ def packed(label: str, table: Table, reference: Table | None = None, *, tick: st
         reference: the trace of never growing on the same hosts, if there is one.
         tick: short name of the trace below the slider.
     """
-    steps = round(max(table["epoch"]))
+    steps = steps_of(table)
     columns = {
         name: _column(_changes(values, steps) if ".potential_" in name else values)
         for name, values in table.items()

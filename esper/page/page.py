@@ -9,12 +9,12 @@ from typing import Any
 
 import jinja2
 
-from esper.checkpoint import Notice, write_whole
 from esper.cli.command import USER_ERRORS
 from esper.config import Config, ConfigError
+from esper.files import write_whole
 from esper.memory import memory_shortage
-from esper.notices import notice
-from esper.page.contents import gather
+from esper.notices import UserNotice, notice
+from esper.page.contents import Contents, gather
 from esper.page.held_out import trace_held_out, untraced
 from esper.page.packing import embedded
 from esper.page.status import saved_config
@@ -42,8 +42,9 @@ def shown_hosts(config: Config) -> int:
     return min(max(config.telemetry.page_hosts or HOSTS, places), max(2, config.hosts))
 
 
-def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], None] = print) -> Path:
-    """Grow held-out hosts with the newest policy of a run, unless that was done before, and write `run.html`.
+def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], None] = print) -> Contents:
+    """Grow held-out hosts with the newest policy of a run, unless that was done before, and write `run.html`; return what
+    it shows.
 
     Args:
         folder: folder of the run, which may still be training.
@@ -75,7 +76,7 @@ def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], N
             traces=embedded(contents.traces),
         )
         write_whole(folder / PAGE, page)
-    return folder / PAGE
+    return contents
 
 
 def page_at_the_end(folder: Path, *, lead: str = "") -> None:
@@ -90,16 +91,16 @@ def page_at_the_end(folder: Path, *, lead: str = "") -> None:
         state = load_newest(folder)
         if state is not None and (line := _announcement(folder, state)):
             print(f"{lead}{line}", flush=True)
-        page = write_page(folder, log=notice)
+        write_page(folder, log=notice)
         notice()
-        print(f"{lead}page: {page}", flush=True)
+        print(f"{lead}page: {folder / PAGE}", flush=True)
     except Exception as error:
         why = str(error) if isinstance(error, USER_ERRORS) else memory_shortage(error)
         if why is None:
             raise
         notice()
         again = f"python -m esper.report {shlex.quote(str(folder))} tries again"
-        warnings.warn(f"{PAGE} was not written: {why}; {again}", Notice, stacklevel=2)
+        warnings.warn(f"{PAGE} was not written: {why}; {again}", UserNotice, stacklevel=2)
 
 
 def _announcement(folder: Path, state: Mapping[str, Any]) -> str:

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esper.measure.seed_log import NONE, SeedLog, Slots, grouped
+from esper.lifecycle.stages import EMPTY, OCCUPIED, Stage
+from esper.measure.seed_log import SeedLog, SlotsAfter, grouped
 from esper.task.kinds import condensed
-from esper.telemetry.pictures import slots_of
 from esper.telemetry.seed_table import rows_of
-from esper.telemetry.traces import Table
+from esper.telemetry.traces import Table, slots_of, steps_of
 
-EMPTY_STAGES = ("dormant", "pruned", "embargoed")
+EMPTY_STAGES = tuple(str(stage) for stage in Stage if stage not in OCCUPIED)
 
 
 def log_of(table: Table, blueprints: list[str]) -> SeedLog:
     """Return the log of the seeds of a trace, with blueprints by their rank in this list."""
-    slots, steps = slots_of(table), round(max(table["epoch"]))
+    slots, steps = slots_of(table), steps_of(table)
     hosts, log = len(table["epoch"]) // steps, SeedLog()
     rank: dict[Any, int] = {name: index for index, name in enumerate(blueprints)}
 
@@ -31,9 +31,9 @@ def log_of(table: Table, blueprints: list[str]) -> SeedLog:
 
     for epoch in range(1, steps + 1):
         stage_NS = np.array([column(f"{slot}.stage", epoch) for slot in slots], dtype=object).T
-        seed_NS = np.array([[rank.get(name, NONE) for name in column(f"{slot}.blueprint", epoch)] for slot in slots]).T
-        found = Slots(
-            blueprint_NS=np.where(np.isin(stage_NS.astype(str), EMPTY_STAGES), NONE, seed_NS),
+        seed_NS = np.array([[rank.get(name, EMPTY) for name in column(f"{slot}.blueprint", epoch)] for slot in slots]).T
+        found = SlotsAfter(
+            blueprint_NS=np.where(np.isin(stage_NS.astype(str), EMPTY_STAGES), EMPTY, seed_NS),
             kept_NS=stage_NS == "fossilized",
             contribution_NS=numbers("contribution", epoch),
             contribution_error_NS=numbers("contribution_error", epoch),
@@ -41,7 +41,7 @@ def log_of(table: Table, blueprints: list[str]) -> SeedLog:
         )
         log.add(epoch, found)
     if f"{slots[0]}.kept" in table:
-        log.end(np.array([[rank.get(name, NONE) for name in column(f"{slot}.kept", steps)] for slot in slots]).T)
+        log.end(np.array([[rank.get(name, EMPTY) for name in column(f"{slot}.kept", steps)] for slot in slots]).T)
     else:  # a trace of an earlier version does not know what the rollbacks of the last epoch took
         log.end()
     return log
@@ -49,7 +49,7 @@ def log_of(table: Table, blueprints: list[str]) -> SeedLog:
 
 def seed_rows(table: Table) -> list[list[str]]:
     """Return the rows of the table of seeds, see `seed_table.HEAD`; none where no hosts train."""
-    slots, steps = slots_of(table), round(max(table["epoch"]))
+    slots, steps = slots_of(table), steps_of(table)
     if not slots:
         return []
     prefix = f"{slots[0]}.potential_"

@@ -13,7 +13,6 @@ from esper.config import Config
 from esper.telemetry.text import counted
 from esper.telemetry.traces import traced_evaluation
 from esper.training.config_io import from_plain
-from esper.training.provenance import FILE, read
 from esper.training.resume import load_newest
 from esper.training.run_folder import LOCK
 
@@ -83,18 +82,6 @@ def status_of(folder: Path, config: Config, done: int, history: Sequence[Mapping
         now=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         resume="" if state in ("finished", "running", "") else f"python -m esper.train {typed_as('resume', folder)}",
     )
-
-
-def read_status(folder: Path) -> Status:
-    """Return the status of a run that has at least one checkpoint.
-
-    Raises:
-        ConfigError: the checkpoint was written by another version.
-        FileError: a file is damaged.
-    """
-    saved = load_newest(folder)
-    assert saved is not None, "the caller has looked"
-    return status_of(folder, from_plain(saved["config"]), saved["update"], read(folder / FILE))
 
 
 def saved_config(folder: Path) -> Config:

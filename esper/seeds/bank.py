@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from esper.fusion.device import on_device
 from esper.fusion.fuse import Fleet, flatten_parameters
 from esper.fusion.layout import join_members, split_members
 from esper.fusion.stacked import FusionError
-from esper.fusion.transfer import on_device
 from esper.hosts.base import SlotSpec
 from esper.optimisers.base import OptimiserConfig
 from esper.seeds.blueprints.base import BlueprintConfig

@@ -6,8 +6,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from esper.checkpoint import Notice
 from esper.fusion.layout import PERMUTE, Layout, channels_last
+from esper.notices import UserNotice
 from esper.task.data import IGNORED, ROWS, SMALL, Data, DataError, ends, rows_at_once
 
 PARTS = ("train", "valid", "test")
@@ -57,7 +57,7 @@ def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: boo
         else:
             _check_targets(f"{part}_y", y, tuple(x.shape) if layout is Layout.SEQUENCES else (len(x),), data.num_classes)
     for mistake in mistakes(data, layout, numbers=numbers) if warn else ():
-        warnings.warn(mistake, Notice, stacklevel=2)
+        warnings.warn(mistake, UserNotice, stacklevel=2)
     if len(data.train_x) < batch_size:
         raise DataError(
             f"train_x has {len(data.train_x)} samples, fewer than task.batch_size={batch_size}: lower task.batch_size"

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.checkpoint import Notice
+from esper.notices import UserNotice
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, Units, reading
 from esper.task.images import AugmentedConfig, normalised
@@ -100,7 +100,7 @@ class ImageArraysConfig(AugmentedConfig):
             )
         used = {name for part in (sets if "train" in found else [""]) for name in found.get(part, ())}
         if rest := sorted({*arrays, *unknown} - used):
-            warnings.warn(f"task.file={self.file}: not used: {', '.join(rest)}", Notice, stacklevel=2)
+            warnings.warn(f"task.file={self.file}: not used: {', '.join(rest)}", UserNotice, stacklevel=2)
         return _data(sets, f"task.file={self.file}")
 
     def _checked(self, part: str, images: Images) -> Images:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.checkpoint import Notice
+from esper.notices import UserNotice
 from esper.ranges import check_ranges
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, Units, reading, visible_files
@@ -127,7 +127,7 @@ class ImageFolderConfig(AugmentedConfig):
             found[SETS[name]] = top / name
         if "train" in found and _subfolders(found["train"]):
             if rest := [name for name in names if name not in SETS]:
-                warnings.warn(f"task.folder={self.folder}: not used: {', '.join(rest)}", Notice, stacklevel=2)
+                warnings.warn(f"task.folder={self.folder}: not used: {', '.join(rest)}", UserNotice, stacklevel=2)
             return found
         if "train" in found and {*names} <= {*SETS}:
             raise TaskError(
@@ -138,7 +138,7 @@ class ImageFolderConfig(AugmentedConfig):
             warnings.warn(
                 f"task.folder={self.folder}: {', '.join(like)} read as a class: if these are sets, name them train, val and "
                 "test, and put a subfolder per class into each",
-                Notice,
+                UserNotice,
                 stacklevel=2,
             )
         return {"train": top}

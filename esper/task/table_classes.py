@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from esper.checkpoint import Notice
+from esper.notices import UserNotice
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, Units
 from esper.task.drifts import LABEL_DRIFTS, Drift, noise
@@ -62,7 +62,7 @@ class TableClassesConfig(ImagesConfig):
             raise TaskError(f"{where} has no row of class {missing[0]!r} among those to train on: add rows of it, or remove them")
         if marks := [name for name in names if name.lower() in MISSING]:
             warnings.warn(
-                f"{where} has the class {marks[0]!r}: if it marks missing values, remove these rows", Notice, stacklevel=2
+                f"{where} has the class {marks[0]!r}: if it marks missing values, remove these rows", UserNotice, stacklevel=2
             )
         rows, mean, std = scaled(table.rows, parts["train"])
         x, y = rows[:, :, None, None], torch.from_numpy(number_n.astype(np.int64))

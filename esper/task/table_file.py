@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from esper.checkpoint import Notice
+from esper.notices import UserNotice
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, reading
 from esper.task.regression import RegressionConfig, split_table
@@ -42,7 +42,7 @@ class TableFileConfig(RegressionConfig):
             warnings.warn(
                 f"column {table.name} of {self.file} holds {len(distinct)} different whole numbers: if they are classes, "
                 "use task=table_classes",
-                Notice,
+                UserNotice,
                 stacklevel=2,
             )
         return split_table(table.rows, values, stream(self.split_seed, "table_split"), f"task.file={self.file}", table.name)
@@ -123,7 +123,7 @@ def _cells(path: Path, kind: str) -> tuple[list[str], list[tuple[int, list[str]]
             raise TaskError(f"the first line of {path} holds numbers: add a line above it that names the columns")
         warnings.warn(  # it may name years
             f"the first line of {path} holds numbers, which are taken as names of columns: if they are values, add names above",
-            Notice,
+            UserNotice,
             stacklevel=2,
         )
     if len(found) == 1:

@@ -51,7 +51,6 @@ class AimTracker(Tracker):
         super().__init__(run, place, name)
         self._experiment, self._tags = experiment, tags
         self._run: Any = None
-        self._title = ""
 
     def resume(self, id: str | None) -> str:
         import aim
@@ -75,7 +74,7 @@ class AimTracker(Tracker):
         return str(self._run.hash)
 
     def describe(self, title: str, hparams: Mapping[str, Hparam]) -> None:
-        self._title = self._run.description = title
+        self._run.description = title
         self._run.name, self._run.experiment = self.name, self._experiment
         for tag in set(self._tags) - set(self._run.tags):
             self._run.add_tag(tag)
@@ -87,7 +86,7 @@ class AimTracker(Tracker):
 
     def summarise(self, rows: Rows, metrics: Mapping[str, float]) -> None:
         self._run["summary"] = {name: str(text) for name, text in rows}
-        self._run.description = markdown(self._title, rows)
+        self._run.description = markdown(self.title, rows)
 
     def keep(self, path: Path, name: str) -> None:
         if self.place["artifacts_uri"]:

@@ -12,7 +12,7 @@ from esper.ranges import check_ranges
 from esper.telemetry.anomalies import AnomaliesConfig, Findings
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer
 from esper.telemetry.profile import EPOCHS, UpdateProfile
-from esper.telemetry.tags import PHASES, Value, measured, metric
+from esper.telemetry.tags import PHASES, Value, measured, metric, phase_shares
 from esper.telemetry.traces import Table
 from esper.telemetry.tracker import TrackerConfig, file_of
 from esper.telemetry.writers import WRITERS, check_writers
@@ -213,12 +213,9 @@ class Telemetry:
 
     def finish(self, rows: Rows = ()) -> None:
         """Write the summary of a completed run: name and text of each line, and the shares of the phases in its time."""
-        total = self._seconds.total()
-        shares = [
-            f"{name} {100 * self._seconds[tag] / total:.0f} %" for tag, name in PHASES.items() if self._seconds[tag] > total / 200
-        ]
+        shares = phase_shares(self._seconds)
         for writer in self._writers:
-            writer.finish([*rows, ("time", ", ".join(shares))] if shares else rows, self._latest)
+            writer.finish([*rows, ("time", shares)] if shares else rows, self._latest)
 
     def close(self) -> None:
         """Close all writers, the last one first; each is closed even if others fail."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.checkpoint import FileError, disk, write_whole
+from esper.files import FileError, disk, write_whole
 from esper.telemetry.base import RunInfo, Writer, WriterConfig
 from esper.telemetry.jsonl import append_whole, recorded_updates
 

@@ -21,7 +21,6 @@ HEALTHY: dict[str, str] = {
     "host/accuracy_gain": _TASK + " Above that, growth pays in accuracy.",
     "host/loss": _TASK,
     "host/committed_accuracy": "At most slightly below `host/accuracy`: a gap is due to seeds that were never fossilized.",
-    "host/all_off_accuracy": "Near that of `agent=wait`. Much lower: hosts depend on their seeds, see `audit/ransomware`.",
     "host/solo_contribution": "Above 0. Below 0, seeds help only together, or harm.",
     "host/interaction": "Around 0: seeds act apart. Above: they complement each other; below: they do the same work.",
     "host/shapley_error": "Well below the Shapley values themselves (`shapley/*`); else raise counterfactuals.orders.",

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from esper.checkpoint import FileError, disk, write_whole
+from esper.files import FileError, disk, write_whole
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import RunInfo, Writer, WriterConfig
 from esper.telemetry.traces import Table, trace_of_update, traced_updates, write_trace
@@ -117,7 +117,7 @@ class JsonlWriter(Writer):
     def trace(self, update: int, table: Table) -> None:
         write_trace(trace_of_update(self._folder, update), table)
 
-    def anomaly(self, update: int, anomaly: Anomaly, *, first: bool = False) -> None:
+    def anomaly(self, update: int, anomaly: Anomaly, *, first: bool) -> None:
         self._events.append(update, {"event": "anomaly", **asdict(anomaly)})
 
 

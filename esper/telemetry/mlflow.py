@@ -62,7 +62,7 @@ class MlflowTracker(Tracker):
         super().__init__(run, place, name)
         self._tags = {key: str(value) for key, value in tags.items()} | ({"sweep": run.sweep} if run.sweep else {})
         self._client: Any = None
-        self._id = self._title = ""
+        self._id = ""
 
     def resume(self, id: str | None) -> str:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would report the use of MLflow to its makers
@@ -102,7 +102,6 @@ class MlflowTracker(Tracker):
     def describe(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         from mlflow.entities import Param, RunTag
 
-        self._title = title
         known = self._client.get_run(self._id).data.params  # MLflow refuses to change those, such as updates after a resume
         params = [Param(key, str(value)) for key, value in hparams.items() if key not in known]
         tags = self._tags | {"mlflow.note.content": title}
@@ -118,7 +117,7 @@ class MlflowTracker(Tracker):
 
     def summarise(self, rows: Rows, metrics: Mapping[str, float]) -> None:
         """Set the text that MLflow shows as the description of the run; it shows the last values of metrics by itself."""
-        self._client.set_tag(self._id, "mlflow.note.content", markdown(self._title, rows))
+        self._client.set_tag(self._id, "mlflow.note.content", markdown(self.title, rows))
 
     def keep(self, path: Path, name: str) -> None:
         folder = str(Path(name).parent)

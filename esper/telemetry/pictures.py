@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from esper.telemetry.traces import Table
+from esper.telemetry.traces import Table, carried_out, kept_in, slots_of, steps_of
 
 COLOURS = {
     "dormant": "#eef0f3",
@@ -17,7 +17,7 @@ COLOURS = {
     "blending": "#56b4e9",
     "holding": "#b07aa1",
     "fossilized": "#009e73",
-    "pruned": "#d55e00",
+    "pruned": "#7a1f12",
     "embargoed": "#b9bec7",
 }
 """Colour of each stage, distinct for colour-blind readers."""
@@ -28,17 +28,12 @@ MOST_HOSTS = 32
 """Most hosts in a picture."""
 
 
-def slots_of(table: Table) -> list[str]:
-    """Return the names of the slots of a trace; empty where no hosts train."""
-    return [name.removesuffix(".stage") for name in table if name.endswith(".stage")]
-
-
 def timeline(table: Table) -> npt.NDArray[np.uint8]:
     """Return the stages of every slot over the host epochs, one row of lanes per host, as an image `[height, width, 3]`.
 
     Epochs whose stage is empty are yet to come, and look like dormant ones.
     """
-    slots, steps = slots_of(table), round(max(table["epoch"]))
+    slots, steps = slots_of(table), steps_of(table)
     hosts = min(len(table["epoch"]) // steps, MOST_HOSTS)
     tall = len(slots) * LANE + GAP
     picture = Image.new("RGB", (max(LEFT + steps * CELL, WIDTH) + GAP, TOP + hosts * tall), "white")
@@ -61,7 +56,7 @@ def timeline(table: Table) -> npt.NDArray[np.uint8]:
 
 def topology(table: Table) -> npt.NDArray[np.uint8]:
     """Return the blueprints that each host kept, one row per host and one column per slot, as an image `[height, width, 3]`."""
-    slots, steps = slots_of(table), round(max(table["epoch"]))
+    slots, steps = slots_of(table), steps_of(table)
     hosts, wide = min(len(table["epoch"]) // steps, MOST_HOSTS), 92
     picture = Image.new("RGB", (LEFT + len(slots) * wide + GAP, TOP + hosts * 15), "white")
     draw = ImageDraw.Draw(picture)
@@ -86,14 +81,6 @@ def _legend(draw: ImageDraw.ImageDraw) -> None:
         draw.text((x + 12, y), stage, fill="black")
 
 
-def kept_in(table: Table, slot: str, row: int) -> str | None:
-    """Return the blueprint that a slot keeps after the episode that ends in this row: a rollback in the last host epoch may take
-    a fossil back. Traces of earlier versions lack that column, and the last fossil counts."""
-    if (kept := table.get(f"{slot}.kept")) is not None:
-        return kept[row]
-    return table[f"{slot}.blueprint"][row] if table[f"{slot}.stage"][row] == "fossilized" else None
-
-
 def values_of(table: Table) -> dict[str, npt.NDArray[np.float64]]:
     """Return what histograms show, by tag: the epochs in which seeds were planted, the alphas of active seeds, and all measured
     contributions; without those that have no value."""
@@ -102,10 +89,8 @@ def values_of(table: Table) -> dict[str, npt.NDArray[np.float64]]:
     def numbers(values: list[Any]) -> npt.NDArray[np.float64]:
         return np.array([value for value in values if value is not None and np.isfinite(value)], dtype=np.float64)
 
-    refused = table.get("refused", [0] * len(table["op"]))
-    rows = zip(table["epoch"], table["op"], refused, strict=True)
     found = {
-        "growth/epoch_of_planting": numbers([epoch for epoch, op, no in rows if op == "germinate" and not no]),
+        "growth/epoch_of_planting": numbers([table["epoch"][row] for row in carried_out(table, "germinate")]),
         "growth/alpha": numbers([alpha for slot in slots for alpha in table[f"{slot}.alpha"]]),
         "growth/contribution": numbers([one for slot in slots for one in table[f"{slot}.contribution"]]),
     }

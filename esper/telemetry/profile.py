@@ -9,7 +9,7 @@ from typing import Any
 from torch._C._profiler import _ExperimentalConfig  # pyright: ignore[reportPrivateUsage]
 from torch.profiler import profile
 
-from esper.checkpoint import disk
+from esper.files import disk
 from esper.phases import MARK
 
 EPOCHS = 2

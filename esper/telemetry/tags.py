@@ -50,9 +50,6 @@ METRICS: tuple[Metric, ...] = (
         "host/loss", "nat", "Validation loss at the end of the episode, mean over hosts without a rollback in the last epoch."
     ),
     Metric("host/committed_accuracy", "%", "Validation accuracy with fossilized seeds only, mean over hosts."),
-    Metric(
-        "host/all_off_accuracy", "%", "Validation accuracy with all live seeds off but fossils on, last step, mean over hosts."
-    ),
     Metric("host/solo_contribution", "pp", "Contribution of an active seed without the others, last step, mean over seeds."),
     Metric("host/interaction", "pp", "Contribution of two active seeds beyond their sum, last step, mean over pairs."),
     Metric("host/shapley_error", "pp", "Standard error of a seed's Shapley value, last step, mean over active seeds."),
@@ -258,6 +255,13 @@ PHASES = {
     "time/save_seconds": "saving",
 }
 """Tag of the time of each phase of an update -> its name; they add up to the time of the update."""
+
+
+def phase_shares(seconds: Mapping[str, float]) -> str:
+    """Return the shares of the phases in a time, as in "training 60 %, saving 2 %", without the smallest; empty for no time."""
+    total = sum(seconds.get(tag, 0.0) for tag in PHASES)
+    shares = ((name, seconds.get(tag, 0.0)) for tag, name in PHASES.items())
+    return ", ".join(f"{name} {100 * one / total:.0f} %" for name, one in shares if one > total / 200)
 
 
 class UnknownTagError(ValueError):

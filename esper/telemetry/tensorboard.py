@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from esper.checkpoint import disk
+from esper.files import disk
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer, WriterConfig
 from esper.telemetry.healthy import HEALTHY
-from esper.telemetry.pictures import slots_of, timeline, topology, values_of
+from esper.telemetry.pictures import timeline, topology, values_of
 from esper.telemetry.tags import PHASES, STAGES, metric
-from esper.telemetry.traces import Table
+from esper.telemetry.traces import Table, slots_of
 
 HPARAM_METRICS = {
     "hparams/return": "policy/return",

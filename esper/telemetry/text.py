@@ -8,6 +8,7 @@ from esper.telemetry.tags import metric
 
 LETTERS = ("", "k", "M", "G", "T", "P", "E")
 """Letters of the powers of 1,000."""
+MARKS = "▁▂▃▄▅▆▇█"
 
 
 def number(value: float) -> str:
@@ -68,14 +69,13 @@ def bins(values: Sequence[float], most: int) -> list[float]:
     return [sum(finite[low:high]) / (high - low) for low, high in pairwise(edges)]
 
 
-def spark(values: Sequence[float], marks: str = "▁▂▃▄▅▆▇█") -> str:
+def spark(values: Sequence[float]) -> str:
     """Return a sparkline, one character per finite value, scaled from the lowest value to the highest."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
     low, span = min(finite), max(finite) - min(finite)
-    top = len(marks) - 1
-    return "".join(marks[round((value - low) / span * top)] if span else marks[0] for value in finite)
+    return "".join(MARKS[round((value - low) / span * (len(MARKS) - 1))] if span else MARKS[0] for value in finite)
 
 
 def clock(seconds: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from esper.checkpoint import FileError, disk, write_whole
+from esper.files import FileError, disk, write_whole
 
 FOLDER = "trace"
 """Folder of the traces in that of a run."""
@@ -87,6 +87,30 @@ def read_trace(path: Path) -> Table:
     if versions != {VERSION}:
         raise FileError(f"{path} is a trace of another version of Esper: remove it, or read it with pandas")
     return table
+
+
+def slots_of(table: Table) -> list[str]:
+    """Return the names of the slots of a trace; empty where no hosts train."""
+    return [name.removesuffix(".stage") for name in table if name.endswith(".stage")]
+
+
+def steps_of(table: Table) -> int:
+    """Return the number of host epochs of each host."""
+    return round(max(table["epoch"]))
+
+
+def carried_out(table: Table, op: str) -> list[int]:
+    """Return the rows in which this operation was carried out. Traces of the sandbox have no refusals."""
+    refused = table.get("refused", [0] * len(table["op"]))
+    return [row for row, one in enumerate(table["op"]) if one == op and not refused[row]]
+
+
+def kept_in(table: Table, slot: str, row: int) -> str | None:
+    """Return the blueprint that a slot keeps after the episode that ends in this row: a rollback in the last host epoch may take
+    a fossil back. Traces of earlier versions lack that column, and the last fossil counts."""
+    if (kept := table.get(f"{slot}.kept")) is not None:
+        return kept[row]
+    return table[f"{slot}.blueprint"][row] if table[f"{slot}.stage"][row] == "fossilized" else None
 
 
 def _value(cell: str) -> float | str | None:

@@ -16,7 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from esper.checkpoint import FileError, Notice, write_whole
+from esper.files import FileError, write_whole
+from esper.notices import UserNotice
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer, WriterConfig
 from esper.telemetry.jsonl import recorded_updates
 from esper.telemetry.text import counted
@@ -135,7 +136,7 @@ class TrackerConfig(WriterConfig):
             finally:
                 tracker.end(finished=True)
         except Exception as error:  # of the library: any
-            warnings.warn(f"{self.library} did not accept {_names(files)}: {sentence(error)}", Notice, stacklevel=2)
+            warnings.warn(f"{self.library} did not accept {_names(files)}: {sentence(error)}", UserNotice, stacklevel=2)
 
 
 def file_of(folder: Path, library: str) -> Path:
@@ -170,6 +171,8 @@ class Tracker(Writer):
         self.name = name or run.name or run.folder.absolute().name
         self.settings: dict[str, Any] = {}
         """Settings of the writer."""
+        self.title = ""
+        """Title of the run, once it has started."""
         self._file = file_of(run.folder, self.library)
         self._record = TrackerRecord(id="", place={})
         self._jobs = deque[tuple[Callable[[], None], int]]()
@@ -242,6 +245,7 @@ class Tracker(Writer):
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         """Describe the run, and hand over the updates before a resume that the tracker lacks."""
+        self.title = title
         self._do(partial(self.describe, title, dict(hparams)))
         if (config := self.run.folder / ".hydra" / "config.yaml").exists():
             self._do(partial(self.keep, config, "config.yaml"))
@@ -250,7 +254,7 @@ class Tracker(Writer):
         for update, metrics in lost:
             self._do(partial(self.log, update, metrics), update)
         if have < until and not (self.run.folder / "metrics.jsonl").exists():
-            warnings.warn(f"{self.library} lacks {_range(have + 1, until)}: there is no metrics.jsonl", Notice, stacklevel=2)
+            warnings.warn(f"{self.library} lacks {_range(have + 1, until)}: there is no metrics.jsonl", UserNotice, stacklevel=2)
 
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
         """Record an update, unless the tracker has it already: a resumed run repeats the updates after its checkpoint."""
@@ -270,12 +274,12 @@ class Tracker(Writer):
         if self._jobs:
             what = _range(lacking[0], lacking[-1]) if lacking else "the summary of the run"
             remedy = f"resume={self.run.folder} sends it when {self.library} works"
-            warnings.warn(f"{self.library} lacks {what}, which the files of the run have: {remedy}", Notice, stacklevel=2)
+            warnings.warn(f"{self.library} lacks {what}, which the files of the run have: {remedy}", UserNotice, stacklevel=2)
         try:
             self.end(finished=self._finished)
         except Exception as error:  # of the library: any
             if not self._jobs:  # else there was a warning
-                warnings.warn(f"{self.library} could not close its run: {sentence(error)}", Notice, stacklevel=2)
+                warnings.warn(f"{self.library} could not close its run: {sentence(error)}", UserNotice, stacklevel=2)
             return
         if self._finished:
             self._record = replace(self._record, finished=True)
@@ -307,7 +311,7 @@ class Tracker(Writer):
         self._retry_at = time.monotonic() + PATIENCE * seconds
         if not self._failure:
             goes_on = f"the run goes on, and what {self.library} lacks is sent when it works again"
-            warnings.warn(f"{self.library} failed: {sentence(error)}; {goes_on}", Notice, stacklevel=2)
+            warnings.warn(f"{self.library} failed: {sentence(error)}; {goes_on}", UserNotice, stacklevel=2)
         self._failure = sentence(error)
 
 

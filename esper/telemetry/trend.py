@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 from esper.telemetry.text import counted, number
 
@@ -73,11 +74,11 @@ def trend(values_U: Sequence[float], planted_U: Sequence[float] = ()) -> Trend:
         planted_U: seeds planted per host in each update; without it, nothing is known about never growing.
     """
     updates, tenth = len(values_U), -(-len(values_U) // 10)
-    early, late = _mean(values_U[:tenth]), _mean(values_U[-tenth:])
+    early, late = fmean(values_U[:tenth]), fmean(values_U[-tenth:])
     steps = [(after - before) ** 2 for before, after in pairwise(values_U)]
-    noise = math.sqrt(_mean(steps) / 2) if updates >= MIN_UPDATES else math.nan
+    noise = math.sqrt(fmean(steps) / 2) if updates >= MIN_UPDATES else math.nan
     idle = [value for value, planted in zip(values_U, planted_U, strict=False) if planted == 0.0]
-    waiting = _mean(idle) if idle else math.nan
+    waiting = fmean(idle) if idle else math.nan
     word = f"only {counted(updates, 'update')}"
     if updates >= MIN_UPDATES:
         beyond = ERRORS * noise * math.sqrt(2 / tenth)
@@ -94,10 +95,6 @@ def trend(values_U: Sequence[float], planted_U: Sequence[float] = ()) -> Trend:
         idle=len(idle),
         word=word,
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 class History:

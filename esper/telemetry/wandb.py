@@ -64,7 +64,6 @@ class WandbTracker(Tracker):
         super().__init__(run, place, name)
         self._group, self._tags = group, tags
         self._run: Any = None
-        self._title = ""
 
     def resume(self, id: str | None) -> str:
         os.environ.setdefault("WANDB_SILENT", "true")  # else it reports every file on the console
@@ -94,14 +93,14 @@ class WandbTracker(Tracker):
         return max((_last_step(file) for file in files), default=0)
 
     def describe(self, title: str, hparams: Mapping[str, Hparam]) -> None:
-        self._title = self._run.notes = title
+        self._run.notes = title
         self._run.config.update(dict(hparams), allow_val_change=True)
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=update, commit=True)
 
     def summarise(self, rows: Rows, metrics: Mapping[str, float]) -> None:
-        self._run.notes = markdown(self._title, rows)
+        self._run.notes = markdown(self.title, rows)
         self._run.summary.update(dict(metrics) | {f"summary/{name}": str(text) for name, text in rows})
 
     def keep(self, path: Path, name: str) -> None:

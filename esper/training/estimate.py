@@ -18,13 +18,13 @@ from torch import Tensor
 from esper.config import Config, ConfigError
 from esper.env import observation as obs
 from esper.env.actions import VALUES, Op
-from esper.env.devices import find_device
-from esper.env.member_data import is_resident
-from esper.env.shard import CAPTURED_BATCHES, CPU_FEATURES, GPU_FEATURES, VALIDATION_BATCH
-from esper.env.shard_pool import available_cores, fitting_members
 from esper.growth.loss import LOGITS
 from esper.hosts.base import segments_of, slot_specs
 from esper.measure.costs import count_parameters
+from esper.pool.devices import find_device
+from esper.pool.local import available_cores, fitting_members
+from esper.pool.member_data import is_resident
+from esper.pool.shard import CAPTURED_BATCHES, CPU_FEATURES, GPU_FEATURES, VALIDATION_BATCH
 from esper.task.base import Task
 from esper.task.instances import Split
 from esper.task.loading import load_task

@@ -16,8 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from esper.checkpoint import DiskError, write_whole
 from esper.config import ConfigError
+from esper.files import DiskError, write_whole
 from esper.plugins import plugin_digests
 from esper.training.interrupt import Stopped
 

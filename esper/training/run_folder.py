@@ -8,8 +8,8 @@ from shutil import rmtree
 
 from filelock import FileLock, Timeout
 
-from esper.checkpoint import disk
 from esper.config import ConfigError
+from esper.files import disk
 
 LOCK = ".lock"
 """File in a folder on which the process that writes there holds a lock. The system releases it when the process ends, however

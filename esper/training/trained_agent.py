@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from esper.agent.base import AgentConfig, Controller, Learner, remedy
-from esper.checkpoint import Checkpoints, Notice, digest_of, load_run
+from esper.checkpoint import Checkpoints, digest_of, load_run
 from esper.config import GROUPS, Config, ConfigError, did_you_mean, standalone_agents
 from esper.env.spec import EnvSpec
 from esper.lifecycle.stages import BoolArray
+from esper.notices import UserNotice
 from esper.plugins import load_plugins
 from esper.training.config_io import from_plain
 from esper.training.resume import find_checkpoint, may_hold_checkpoint
@@ -141,7 +142,7 @@ def _check_training(named: str, run: Config, done: int, config: Config, *, new: 
         raise ConfigError(f"agent.teacher={named} has not finished an update: let it learn first")
     if new and newest and done < run.updates:
         text = f"agent.teacher={named} has finished {done} of its {run.updates} updates, and teaches what it has learned so far"
-        warnings.warn(text, Notice, stacklevel=2)
+        warnings.warn(text, UserNotice, stacklevel=2)
 
 
 def _checkpoint(named: str) -> Path | None:

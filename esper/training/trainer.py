@@ -14,11 +14,11 @@ import torch
 
 from esper.agent.base import Learner
 from esper.buffer.transition import Transition
-from esper.checkpoint import Checkpoints, Notice, entries, load_run
+from esper.checkpoint import Checkpoints, entries, load_run
 from esper.config import Config, ConfigError
 from esper.env.actions import Head, Op
 from esper.env.base import EpisodeRecord, Hparam, machines_of
-from esper.notices import heard_by, notice
+from esper.notices import UserNotice, heard_by, notice
 from esper.phases import marked
 from esper.task.check import mistakes
 from esper.task.instances import Split
@@ -212,7 +212,7 @@ class Trainer:
                 f"update {self.update + 1}: {refused} of {actions} were illegal and had no effect: choose from "
                 "observation.legal_slots and legal_values"
             )
-            warnings.warn(message, Notice, stacklevel=2)
+            warnings.warn(message, UserNotice, stacklevel=2)
 
     def learn(self, episode: EpisodeRecord) -> dict[str, float]:
         """Let the controller learn from an episode, and return its metrics; none for a controller that does not learn."""
@@ -286,7 +286,7 @@ class Trainer:
         if self.update >= self.config.updates:
             warnings.warn(
                 f"the run has already finished update {self.update}: set updates above {self.update} to continue",
-                Notice,
+                UserNotice,
                 stacklevel=2,
             )
 

@@ -19,11 +19,11 @@ import numpy.typing as npt
 from esper.checkpoint import Checkpoints, load_run
 from esper.config import Config, ConfigError
 from esper.env.actions import Head, Op, segments
-from esper.env.devices import DeviceConfig, find_device, find_precision
 from esper.env.growth_env import GrowthEnv
-from esper.env.shard_pool import ShardPool
-from esper.env.training_step import WORTHWHILE
 from esper.notices import notice
+from esper.pool.devices import DeviceConfig, find_device, find_precision
+from esper.pool.local import ShardPool
+from esper.pool.training_step import WORTHWHILE
 from esper.task.instances import Split
 from esper.training.config_io import from_plain
 from esper.training.environment import build_env

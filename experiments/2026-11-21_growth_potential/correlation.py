@@ -17,7 +17,7 @@ import torch
 from esper.measure.sensor import PotentialSensor
 from scipy.stats import spearmanr
 
-import esper.env.shard_pool as crew_room
+import esper.pool.local as crew_room
 from esper.agent.scripted.base import WaitConfig
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.cli.overrides import check

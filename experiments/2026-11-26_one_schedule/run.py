@@ -15,11 +15,11 @@ import pandas as pd
 import yaml
 from joblib import Parallel, delayed
 
-from esper.checkpoint import write_whole
 from esper.cli.overrides import check
-from esper.env.shard_pool import limit_cores
 from esper.evaluation.held_out import Evaluation
+from esper.files import write_whole
 from esper.lab.design import draw_seeds
+from esper.pool.local import limit_cores
 from esper.stats.intervals import Interval
 from esper.stats.sign_flip import sign_flip
 from esper.training.trainer import Trainer

@@ -9,13 +9,13 @@ import numpy as np
 from esper.buffer.transition import Decision, State
 from esper.env.actions import Head
 from esper.env.base import EnvParts
-from esper.env.devices import DeviceConfig
 from esper.env.episode import Episode
 from esper.env.growth_env import GrowthConfig, GrowthEnv
 from esper.env.spec import Observation
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.slots import OneSeedConfig
+from esper.pool.devices import DeviceConfig
 from esper.reward.modes import ShapedConfig
 from esper.seeds.blueprints.plain import NormConfig
 from esper.task.digits import DigitsConfig

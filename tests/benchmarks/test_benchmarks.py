@@ -18,8 +18,8 @@ import torch
 
 from benchmarks import gpu
 from esper.cli.overrides import check
-from esper.env.devices import DeviceConfig
 from esper.fusion.precision import Precision
+from esper.pool.devices import DeviceConfig
 from esper.task import cifar
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

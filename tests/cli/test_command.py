@@ -14,10 +14,10 @@ from hydra import compose
 from omegaconf import DictConfig
 
 from esper import config as C
-from esper.checkpoint import Notice
 from esper.cli import command as cli
 from esper.cli.overrides import check, hydra_at_conf, typed_as
 from esper.lab.design import AnalysisPlan, command_of, design
+from esper.notices import UserNotice
 from esper.task.data import TaskError
 from esper.train import main
 from esper.training.run_folder import LOCK
@@ -241,7 +241,7 @@ def test_a_warning_about_a_value_is_one_line(ask, monkeypatch: pytest.MonkeyPatc
     said = warnings.formatwarning("agent.gamma=0.5 hardly looks ahead", UserWarning, "<string>", 4)
     assert said == "warning: agent.gamma=0.5 hardly looks ahead\n"
     assert "file.py:7" in warnings.formatwarning("something else", UserWarning, "file.py", 7)
-    notices = [warnings.formatwarning("x.pt is damaged", Notice, f"{place}.py", 7) for place in ("train", "resume")]
+    notices = [warnings.formatwarning("x.pt is damaged", UserNotice, f"{place}.py", 7) for place in ("train", "resume")]
     assert notices == ["warning: x.pt is damaged\n", ""]
 
 

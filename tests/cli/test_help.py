@@ -4,7 +4,7 @@ import pytest
 
 from esper import compare
 from esper.cli.help import USAGE, groups, help_text
-from esper.cli.keyvalue import page
+from esper.cli.keyvalue import help_of
 
 
 def test_help_shows_every_group_and_the_keys_of_every_run() -> None:
@@ -20,7 +20,7 @@ def test_help_shows_every_group_and_the_keys_of_every_run() -> None:
 def test_help_fits_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     commands = [line for line in USAGE.splitlines() if "python -m" in line]
-    for text in (help_text(" ".join(["About."] * 30)), page(compare.__doc__, compare.CompareConfig())):
+    for text in (help_text(" ".join(["About."] * 30)), help_of(compare.__doc__, compare.CompareConfig())):
         long = [line for line in text.splitlines() if len(line) > width]
         assert all("python -m" in line or "=" in line for line in long), "a command is copied, and is not broken"
     assert all(" ".join(line.split()[:3]) in help_text("") for line in commands)

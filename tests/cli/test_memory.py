@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from esper.cli.command import in_one_sentence
-from esper.env.shard import Shard
 from esper.memory import memory_shortage
+from esper.pool.shard import Shard
 from esper.seeds.blueprints.plain import NormBranch
 from esper.telemetry.jsonl import read_records
 from esper.training.resume import find_checkpoint

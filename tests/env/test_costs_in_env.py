@@ -47,7 +47,7 @@ def test_latency_is_measured_once_if_the_reward_needs_it(make_env, plan_actions,
         calls.append((len(blueprints), used_S.tolist(), tuple(samples.shape), str(device)))
         return known_latency(env)
 
-    monkeypatch.setattr("esper.env.shard_pool.measure_latency", measure)
+    monkeypatch.setattr("esper.pool.local.measure_latency", measure)
     env.reset(seed=1)
     env.reset(seed=2)
     *_, info = env.step(plan_actions((Op.GERMINATE, 1, 1), (Op.WAIT, 0, 0)))
@@ -62,7 +62,7 @@ def test_latency_is_measured_once_if_the_reward_needs_it(make_env, plan_actions,
 def test_latency_is_measured_in_the_precision_of_the_device(make_env, monkeypatch, precision):
     env, half = make_env(1, 2, reward=TIMED, precision=precision), []
     monkeypatch.setattr(
-        "esper.env.shard_pool.measure_latency",
+        "esper.pool.local.measure_latency",
         lambda *_: half.append(torch.is_autocast_enabled("cpu")) or known_latency(env),
     )
     env.reset(seed=1)
@@ -70,7 +70,7 @@ def test_latency_is_measured_in_the_precision_of_the_device(make_env, monkeypatc
 
 
 def test_restored_latency_is_not_measured_again(make_env, monkeypatch):
-    monkeypatch.setattr("esper.env.shard_pool.measure_latency", lambda *_: pytest.fail("measured though known"))
+    monkeypatch.setattr("esper.pool.local.measure_latency", lambda *_: pytest.fail("measured though known"))
     env = make_env(1, 2, reward=TIMED)
     env.time_inference(known_latency(env, host=3e-5))
     env.reset(seed=1)

@@ -13,11 +13,7 @@ from esper.cli.overrides import check
 from esper.config import HOSTS
 from esper.env.actions import Op
 from esper.env.base import EnvParts
-from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig, GrowthEnv
-from esper.env.host_pool import PoolParts
-from esper.env.pretrained import Pretrained
-from esper.env.shard_pool import ShardPool
 from esper.fusion.precision import Precision
 from esper.governor.watchdog import StrictWatchdogConfig
 from esper.growth.network import GrowingNetwork
@@ -30,6 +26,10 @@ from esper.lifecycle.slots import EveryBlockConfig
 from esper.lifecycle.stages import LIVE, Stage
 from esper.optimisers.base import SeedSettingsConfig
 from esper.optimisers.sgd import SGDConfig
+from esper.pool.base import PoolParts
+from esper.pool.devices import DeviceConfig
+from esper.pool.local import ShardPool
+from esper.pool.pretrained import Pretrained
 from esper.reward.modes import OnlineConfig
 from esper.seeds.blueprints.dense import LoraConfig, MLPSeedConfig
 from esper.task.base import POOL, TaskConfig

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from esper.env.actions import Op
-from esper.env.host_sampler import EpochOrder, HostSampler
-from esper.env.member_data import MeasuredPart, MemberData, TrainedPart
-from esper.env.shard import Shard
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.roles import Roles
 from esper.optimisers.sgd import SGDConfig
+from esper.pool.host_sampler import EpochOrder, HostSampler
+from esper.pool.member_data import MeasuredPart, MemberData, TrainedPart
+from esper.pool.shard import Shard
 from esper.seeds.blueprints.plain import NormConfig
 from esper.task.base import Task
 from esper.task.digits import DigitsConfig

@@ -237,7 +237,7 @@ def test_a_host_is_independent_of_the_number_of_hosts(make_env, random_actions, 
 @pytest.mark.parametrize("members", [1, 4])
 def test_a_host_is_independent_of_the_shards(make_env, random_actions, members, monkeypatch):
     whole = play(make_env(6, 5), random_actions, 5)
-    monkeypatch.setattr("esper.env.shard_pool.os.cpu_count", lambda: 2)  # two shards at a time, side by side
+    monkeypatch.setattr("esper.pool.local.os.cpu_count", lambda: 2)  # two shards at a time, side by side
     env = make_env(6, 5, members_per_shard=members)
     assert len(env.pool.places) == -(-6 // members)
     assert_same_hosts(play(env, random_actions, 5), whole, 6)

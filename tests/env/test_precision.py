@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from esper.checkpoint import Notice
 from esper.env.actions import Op
-from esper.env.devices import compute_exactly, find_precision
 from esper.fusion.precision import HALF, Precision
 from esper.governor.base import Cause
 from esper.governor.off import NoGovernorConfig
+from esper.notices import UserNotice
 from esper.optimisers.loss_scale import FIRST
+from esper.pool.devices import compute_exactly, find_precision
 
-pytestmark = pytest.mark.filterwarnings("ignore::esper.checkpoint.Notice")
+pytestmark = pytest.mark.filterwarnings("ignore::esper.notices.UserNotice")
 HOSTS, FAULTY, STEPS = 4, 1, 6
 OTHERS = [host for host in range(HOSTS) if host != FAULTY]
 
@@ -128,12 +128,12 @@ def test_half_precision_is_what_computes(make_env, plan_actions, precision):
 
 def test_fp16_on_a_cpu_is_said_to_be_slow(make_env):
     slow = r"^devices\.cpu\.precision=fp16 is up to twenty times slower than fp32 on a CPU: choose bf16, or a GPU$"
-    with pytest.warns(Notice, match=slow):
+    with pytest.warns(UserNotice, match=slow):
         make_env(1, 1, precision=Precision.fp16)
 
 
 def test_a_gpu_without_bf16_is_refused_and_others_are_not(monkeypatch):
-    monkeypatch.setattr("esper.env.devices.find_device", torch.device)
+    monkeypatch.setattr("esper.pool.devices.find_device", torch.device)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     generations = [SimpleNamespace(major=7), SimpleNamespace(major=8)]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: generations[device.index])

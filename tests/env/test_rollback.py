@@ -386,7 +386,7 @@ def test_a_fault_affects_one_host_only_in_any_shard(make_env, plan_actions, memb
 @pytest.mark.parametrize("cores", [1, 2])
 def test_other_hosts_agree_to_rounding_with_few_seeds_or_many_threads(make_env, plan_actions, monkeypatch, cores):
     """A bank computes live rows only: when a rollback removes one of two, or with many threads, the order of sums changes."""
-    monkeypatch.setattr("esper.env.shard_pool.os.cpu_count", lambda: cores)
+    monkeypatch.setattr("esper.pool.local.os.cpu_count", lambda: cores)
     env, calm = make_env(2, 6, slots=FULL_AUTO), make_env(2, 6, slots=FULL_AUTO)
     wait = plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0))
     for each in (env, calm):

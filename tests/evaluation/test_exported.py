@@ -16,11 +16,11 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from esper.checkpoint import DiskError
 from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.evaluation import exported
 from esper.export import main
+from esper.files import DiskError
 from esper.growth.grown import GrownNetwork, KeptSeed
 from esper.hosts.base import slot_specs
 from esper.hosts.cnn import CNNConfig
@@ -150,7 +150,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_part_of_a_file(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, samples = grown("mlp")
-    monkeypatch.setattr("esper.checkpoint.os.fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    monkeypatch.setattr("esper.files.os.fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(DiskError, match="cannot write"):
         exported.write(network, samples, tmp_path / "out", form, {})
     assert not (tmp_path / "out").exists()

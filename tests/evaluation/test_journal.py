@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from esper import evaluate
-from esper.checkpoint import DiskError
 from esper.cli.overrides import check
 from esper.env.growth_env import GrowthEnv
 from esper.evaluation import held_out
 from esper.evaluation.journal import Journal
+from esper.files import DiskError
 from esper.lab.runs import find_runs
 from esper.lab.scoring import Scoring, read_scores, score, score_baselines, scored_file
 from esper.measure.costs import Price
@@ -85,14 +85,14 @@ def test_latency_is_measured_once_per_evaluation_and_file_of_scores(folder, tmp_
         prices.append(env.costs.latency.host)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("esper.env.shard_pool.measure_latency", measure)
+    monkeypatch.setattr("esper.pool.local.measure_latency", measure)
     monkeypatch.setattr(held_out, "play", interrupted)
     for _ in range(2):
         with pytest.raises(SystemExit):
             evaluate.main([f"checkpoint={run}", "hosts=2", "controllers=[wait]", *words])
     assert prices == [1e-5, 1e-5]
     monkeypatch.undo()
-    monkeypatch.setattr("esper.env.shard_pool.measure_latency", measure)
+    monkeypatch.setattr("esper.pool.local.measure_latency", measure)
     (found,) = [one for one in find_runs([run]) if one.finished]
     score(found, 2, words)
     score_baselines(found, Scoring(hosts=2, baselines=["random"], arm=found.arm, overrides=words))

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import esper
-from esper.env.shard import Shard
+from esper.pool.shard import Shard
 
 PACKAGE = str(Path(esper.__file__).parent)
 NAMES = ("checkpoint.py", "training/", "telemetry/", "evaluation/", "lab/", "cli/", "train.py", "compare.py", "buffer/")

@@ -7,7 +7,7 @@ from threading import Thread
 import pytest
 import torch
 
-from esper.env.lane import Lane
+from esper.pool.lane import Lane
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device on this machine")
 

@@ -14,11 +14,11 @@ from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.cli.overrides import check
 from esper.env.actions import Head
 from esper.env.base import Environment
-from esper.env.lane import Lane
 from esper.fusion import convolution
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import add_members, side_by_side, take_members
 from esper.fusion.precision import Precision, computed_in
+from esper.pool.lane import Lane
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
 from esper.training.environment import build_env

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import esper
+from esper.growable.module import GrowableModule
 from esper.seeds.blueprints.attention import by_flex, by_mask
-from esper.wrappers.growable import GrowableModule
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device on this machine")
 

@@ -92,9 +92,7 @@ def test_an_epoch_in_the_other_layouts_equals_plain_pytorch(float64, grown, memb
 
 
 @pytest.mark.parametrize("incubation", [Incubation.straight_through, Incubation.closed_loop])
-@pytest.mark.parametrize(
-    ("layout", "name"), [(layout, name) for name, kind in BLUEPRINTS.items() for layout in kind.layouts if kind.plantable]
-)
+@pytest.mark.parametrize(("layout", "name"), [(layout, name) for name, kind in BLUEPRINTS.items() for layout in kind.layouts])
 def test_an_epoch_with_every_blueprint_equals_plain_pytorch(float64, grown, layout, name, incubation):
     population = grown(6, blends=tuple(Blend), incubation=incubation, layout=layout, blueprints=[BLUEPRINTS[name]()])
     assert_trained_alike(population, 3, atol=1e-8)

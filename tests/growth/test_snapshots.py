@@ -100,7 +100,7 @@ def test_a_restored_member_continues_exactly(grown, incubation, optimiser):
 
 def test_memory_of_many_hosts_with_all_banks():
     """64 hosts of digits with every image blueprint in all slots, with and without gate, and a snapshot of all."""
-    blueprints = [make() for make in BLUEPRINTS.values() if make.plantable and Layout.IMAGES in make.layouts]
+    blueprints = [make() for make in BLUEPRINTS.values() if Layout.IMAGES in make.layouts]
     hosts = [CNNConfig().build((1, 8, 8), 10, [False] * 3) for _ in range(64)]
     network = GrowingNetwork(hosts, blueprints, optimiser=SGDConfig())
     assert not network.banks

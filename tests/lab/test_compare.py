@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from esper import compare as C
-from esper.checkpoint import DiskError
 from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.evaluation.held_out import Evaluation
+from esper.files import DiskError
 from esper.lab import comparison, integrity
 from esper.lab.about import WORDS
 from esper.lab.design import AnalysisPlan, Design, design

@@ -18,12 +18,12 @@ from omegaconf import OmegaConf
 
 from esper.checkpoint import load
 from esper.cli.failures import Failure
-from esper.env import shard_pool
-from esper.env.devices import find_device, take_turn
 from esper.lab.design import Cell, design
 from esper.lab.launch import cores_each, end_with_parent, run_context
 from esper.lab.ray_launcher import RayLauncher
 from esper.lab.sweepers import CellSweeper
+from esper.pool import local
+from esper.pool.devices import find_device, take_turn
 from esper.training.run_folder import CHECKPOINTS
 from tests.forked import run_forked
 from tests.outside.example import GROW, LEARN, TINY, beside
@@ -41,7 +41,7 @@ NEEDS = {
 @pytest.fixture
 def eight(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with 8 cores."""
-    monkeypatch.setattr(shard_pool.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def eight(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parallel_cells_share_the_cores(launcher: dict, cores: int | None, eight: None) -> None:
     asked = OmegaConf.create(launcher)
     assert cores_each(asked) == cores
-    shard_pool.limit_cores(cores)
+    local.limit_cores(cores)
     try:
-        assert shard_pool.available_cores() == (cores or 8)
+        assert local.available_cores() == (cores or 8)
         assert cores_each(asked) == cores  # unchanged for a worker's second cell
     finally:
-        shard_pool.limit_cores(None)
+        local.limit_cores(None)
 
 
 def test_runs_of_a_sweep_have_names() -> None:
@@ -99,7 +99,7 @@ def test_a_run_uses_only_its_cores_and_its_gpu(monkeypatch: pytest.MonkeyPatch, 
 
     class FakeTrainer:
         def __init__(self, *_: object, **__: object) -> None:
-            seen.extend([shard_pool.available_cores(), *map(find_device, ("auto", "cuda", "cuda:1"))])
+            seen.extend([local.available_cores(), *map(find_device, ("auto", "cuda", "cuda:1"))])
 
         def run(self) -> None: ...
 
@@ -111,7 +111,7 @@ def test_a_run_uses_only_its_cores_and_its_gpu(monkeypatch: pytest.MonkeyPatch, 
     try:
         cli.run(train.main)
     finally:
-        shard_pool.limit_cores(None)
+        local.limit_cores(None)
         take_turn(0)
     assert seen == [3, *(torch.device("cuda", number) for number in (2, 2, 1))]
     assert find_device("auto") == torch.device("cuda", 0)

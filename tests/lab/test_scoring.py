@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from joblib.externals.loky.backend import context
 
-from esper.checkpoint import fingerprint
 from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.evaluation.held_out import Choice, Evaluation
 from esper.evaluation.per_host import HostSearch
+from esper.files import fingerprint
 from esper.growth.objective import CLASSIFICATION, Numbers, RegressionLoss
 from esper.lab.comparison import compare
 from esper.lab.outcomes import CompareConfig

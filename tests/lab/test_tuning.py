@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 
-from esper.checkpoint import fingerprint
 from esper.cli import command as cli
 from esper.cli.command import spelled_out
 from esper.cli.failures import Failure
 from esper.cli.overrides import check_sweep
 from esper.config import ConfigError
+from esper.files import fingerprint
 from esper.lab.arms import read_arms
 from esper.lab.design import Cell, draw_seeds
 from esper.lab.search_space import BASELINE, search_space

@@ -1,6 +1,5 @@
 """Operations and transitions of the lifecycle, one by one."""
 
-import inspect
 from dataclasses import replace
 from itertools import combinations
 
@@ -335,7 +334,6 @@ def test_a_seed_that_is_removed_by_age_needs_that_many_epochs(auto, spare):
 @pytest.mark.parametrize("embargo", range(3))
 def test_an_emptied_slot_opens_after_the_embargo(embargo):
     config = EveryBlockConfig(embargo=embargo, min_prune_age=0)
-    assert "t + embargo + 2" in inspect.getsource(SlotsConfig)
     state, closed = step(step(empty(1, 2), config, Op.GERMINATE), config, Op.PRUNE), 0
     while not legal_slots(state, config, np.array([True, True]), GATED, FREE)[0, Op.GERMINATE, 0]:
         state, closed = step(state, config), closed + 1

@@ -101,7 +101,7 @@ def test_flops_and_parameters_follow_from_layer_shapes(kind):
                 assert costs.params.seed_KS[number, slot] + extra == sum(p.numel() for p in module.parameters())
     assert forward.host == costs.flops.segment_R.sum() > 0
     assert costs.params.host == sum(parameter.numel() for parameter in host.parameters())
-    assert grown >= 2 * 6 * len(specs)
+    assert grown >= 2 * 5 * len(specs)
 
 
 def test_known_flops():
@@ -145,7 +145,7 @@ def network_of(kind, seed, incubation=Incubation.straight_through, *, learning=F
     torch.manual_seed(seed)
     host = HOSTS[kind]()
     specs = slot_specs(host)
-    usable = [one for one in ALL if one.plantable and not any(one.obstacle(spec) for spec in specs)]
+    usable = [one for one in ALL if not any(one.obstacle(spec) for spec in specs)]
     if learning:  # linear maps: torch miscounts the backward pass of grouped convolutions
         usable = [LoraConfig(), MLPSeedConfig()]
     costs = count_costs(host, usable, samples(kind, 1))

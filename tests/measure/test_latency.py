@@ -12,7 +12,6 @@ from esper.measure.costs import Price
 from esper.measure.latency import BATCH, PAIRS, WARM_UP, measure_latency
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.dense import LoraConfig
-from esper.seeds.blueprints.plain import NoopConfig
 
 US = 1e-6 * BATCH
 
@@ -56,7 +55,7 @@ def measured(jitter=0.0, added=(5 * US, 0.0)):
     clock = Clock(jitter)
     slots = [SlotSpec("r0c0", 4, Layout.VECTORS), SlotSpec("r0c1", 4, Layout.VECTORS), SlotSpec("r0c2", 4, Layout.VECTORS)]
     host = Host([Delay(clock, US), Delay(clock, 2 * US), Delay(clock, 4 * US), nn.Identity()], slots)
-    blueprints = [slow(clock, added[0]), slow(clock, added[1]), slow(clock, 1.0, layouts=(Layout.IMAGES,)), NoopConfig()]
+    blueprints = [slow(clock, added[0]), slow(clock, added[1]), slow(clock, 1.0, layouts=(Layout.IMAGES,))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(latency, "time", clock)
         used = np.array([True, False, True])
@@ -67,7 +66,7 @@ def test_latency_of_a_seed_is_the_time_it_adds_and_unusable_seeds_are_nan():
     found, clock = measured()
     assert found.host == pytest.approx(7e-6)
     nan = np.nan
-    np.testing.assert_allclose(found.seed_KS, [[5e-6, nan, 5e-6], [0, nan, 0], [nan] * 3, [nan] * 3], atol=1e-12)
+    np.testing.assert_allclose(found.seed_KS, [[5e-6, nan, 5e-6], [0, nan, 0], [nan] * 3], atol=1e-12)
     np.testing.assert_allclose(found.gate_S, [0, nan, 0], atol=1e-12)
     host_runs = 2 * (WARM_UP + PAIRS) * (1 + 2 * 3)  # a bare host; a gate and two seeds in two slots, with and without
     assert clock.calls == 3 * host_runs + 2 * 2 * (WARM_UP + PAIRS)

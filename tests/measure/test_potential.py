@@ -112,7 +112,7 @@ def captured(network, x, y, count=None, spots=0):
 def blueprints_of(slot):
     """Return all blueprints that can grow in a slot, and unusual ones, by name."""
     made = {name: kind() for name, kind in BLUEPRINTS.items()} | UNUSUAL
-    return {name: one for name, one in made.items() if one.plantable and one.obstacle(slot) is None}
+    return {name: one for name, one in made.items() if one.obstacle(slot) is None}
 
 
 def branch_of(blueprint, slot):
@@ -237,15 +237,15 @@ def test_the_potential_is_unknown_where_a_fit_explains_any_gradient(count):
     assert [str(one.message).partition(":")[0] for one in heard] == ["growth potential is unknown in slot r0c0"] * (count < 6)
 
 
-def test_each_slot_has_its_sensor_and_unplantable_blueprints_are_nan(float64):
+def test_each_slot_has_its_sensor_and_blueprints_that_cannot_grow_are_nan(float64):
     _, network = network_of("images")
-    chosen = [BLUEPRINTS[name]() for name in ("noop", "norm", "lora", "conv_light")] + [Dead()]
+    chosen = [BLUEPRINTS[name]() for name in ("norm", "lora", "conv_light")] + [Dead()]
     gradients = network.capture(side_by_side(batch("images")[0]), batch("images")[1])
     potential = PotentialSensor(chosen, network.slots, "cpu").measure(gradients)
-    assert potential.shape == (MEMBERS, 3, 5)
-    assert potential[..., [0, 2]].isnan().all()
-    assert (potential[..., [1, 3]] > 0).all()
-    assert (potential[..., 4] == 0).all()
+    assert potential.shape == (MEMBERS, 3, 4)
+    assert potential[..., 1].isnan().all()
+    assert (potential[..., [0, 2]] > 0).all()
+    assert (potential[..., 3] == 0).all()
     for index, slot in enumerate(network.slots):
         alone = SlotSensor(chosen, slot, "cpu").measure(gradients[index])
         torch.testing.assert_close(potential[:, index], alone, equal_nan=True)

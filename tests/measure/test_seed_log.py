@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from esper.measure.seed_log import NONE, Seed, SeedLog, Slots, grouped, seed_stats
+from esper.lifecycle.stages import EMPTY
+from esper.measure.seed_log import Seed, SeedLog, SlotsAfter, grouped, seed_stats
 
 NAN = float("nan")
 
@@ -14,7 +15,7 @@ def log(*epochs: tuple[int, bool, float, bool]) -> list[Seed]:
     for epoch, (blueprint, kept, contribution, rolled_back) in enumerate(epochs, start=1):
         found.add(
             epoch,
-            Slots(
+            SlotsAfter(
                 blueprint_NS=np.array([[blueprint]]),
                 kept_NS=np.array([[kept]]),
                 contribution_NS=np.array([[contribution]], np.float32),
@@ -25,14 +26,14 @@ def log(*epochs: tuple[int, bool, float, bool]) -> list[Seed]:
     return found.seeds
 
 
-EMPTY = (NONE, False, NAN, False)
-LOST = (NONE, False, NAN, True)
+VACANT = (EMPTY, False, NAN, False)
+LOST = (EMPTY, False, NAN, True)
 
 
 def test_a_seed_is_followed_to_its_end() -> None:
-    (kept,) = log(EMPTY, (2, False, NAN, False), (2, False, 3.0, False), (2, True, NAN, False), (2, True, 4.0, False))
+    (kept,) = log(VACANT, (2, False, NAN, False), (2, False, 3.0, False), (2, True, NAN, False), (2, True, 4.0, False))
     assert kept == Seed(0, 0, 2, planted=2, epochs=4, fate="kept", contribution=4.0, contribution_error=0.5)
-    first, second = log((1, False, -2.0, False), EMPTY, (1, False, NAN, False))
+    first, second = log((1, False, -2.0, False), VACANT, (1, False, NAN, False))
     assert (first.fate, first.epochs, first.contribution) == ("removed", 1, -2.0)
     assert (second.fate, second.planted, np.isnan(second.contribution)) == ("live", 3, True)
 
@@ -43,9 +44,9 @@ def test_what_is_measured_in_an_epoch_that_is_rolled_back_does_not_count() -> No
 
 
 def test_a_rollback_takes_a_seed() -> None:
-    (lost,) = log((1, False, 2.0, False), LOST, EMPTY)
+    (lost,) = log((1, False, 2.0, False), LOST, VACANT)
     assert (lost.fate, lost.epochs) == ("rolled_back", 1)
-    for between in ((EMPTY,), (EMPTY, LOST)):
+    for between in ((VACANT,), (VACANT, LOST)):
         first, second = log((1, False, 2.0, False), *between, (1, False, 2.5, False))
         assert (first.fate, first.epochs, second.fate, second.epochs) == ("removed", 1, "live", 1), "another seed"
 

@@ -12,23 +12,23 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from esper.checkpoint import FileError, Notice
 from esper.cli.overrides import check, typed_as
-from esper.env.cluster import ClusterError
 from esper.evaluation.bundle import save_policy
 from esper.evaluation.held_out import ORACLE
+from esper.files import FileError
+from esper.notices import UserNotice
 from esper.page import contents
 from esper.page import page as module
 from esper.page.costs import costs_of
 from esper.page.evaluations import evaluations, largest, richest
 from esper.page.packing import embedded, packed, selection
 from esper.page.page import page_at_the_end, shown_hosts, write_page
-from esper.page.status import read_status
+from esper.pool.cluster import ClusterError
 from esper.report import main
 from esper.task.data import TaskError
 from esper.telemetry.pictures import topology
 from esper.telemetry.traces import read_trace, trace_of_evaluation, write_trace
-from esper.training.run_folder import only_writer
+from esper.training.run_folder import PAGE, only_writer
 from esper.training.trainer import Trainer
 from tests.forked import run_forked
 from tests.page.tables import report, table
@@ -54,6 +54,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Trainer(check(OVERRIDES), folder).run()
     write_page(folder, hosts=4, log=lambda line: None)
     return folder
+
+
+def page_of(folder: Path, hosts: int | None = None) -> str:
+    """Write the page of a run, and return it."""
+    write_page(folder, hosts=hosts, log=lambda line: None)
+    return (folder / PAGE).read_text()
 
 
 def test_traces_on_the_page_are_chosen_evenly() -> None:
@@ -107,7 +113,7 @@ def test_the_page_shows_the_hosts_that_were_asked_for(folder: Path, tmp_path: Pa
     shutil.copytree(folder, copy)
 
     def page(**asked: int) -> str:
-        return write_page(copy, **asked, log=lambda line: None).read_text()
+        return page_of(copy, **asked)
 
     for name in ("policy", "policy_greedy", "wait"):
         trace = trace_of_evaluation(copy, 2, 4, name)
@@ -130,7 +136,7 @@ def test_the_end_of_a_run_announces_only_what_it_grows(folder: Path, tmp_path: P
     shutil.copytree(folder, copy)
     trace_of_evaluation(copy, 2, 4, "wait").unlink()
     monkeypatch.setattr(module, "write_page", Mock(side_effect=FileError("a file is damaged")))
-    with pytest.warns(Notice, match=re.escape(f"a file is damaged; python -m esper.report '{copy}' tries again")):
+    with pytest.warns(UserNotice, match=re.escape(f"a file is damaged; python -m esper.report '{copy}' tries again")):
         page_at_the_end(copy)
     assert capsys.readouterr().out.startswith("growing 4 held-out hosts once for its page, about ")
 
@@ -146,7 +152,7 @@ def test_the_end_of_a_run_announces_only_what_it_grows(folder: Path, tmp_path: P
 )
 def test_held_out_hosts_that_cannot_be_grown_do_not_fail_a_finished_run(error, why, folder, monkeypatch) -> None:
     monkeypatch.setattr(module, "trace_held_out", Mock(side_effect=error))
-    with pytest.warns(Notice, match=rf"run\.html was not written: {why}; python -m esper\.report .* tries again"):
+    with pytest.warns(UserNotice, match=rf"run\.html was not written: {why}; python -m esper\.report .* tries again"):
         page_at_the_end(folder)
     monkeypatch.setattr(module, "trace_held_out", Mock(side_effect=KeyError("a bug")))
     with pytest.raises(KeyError):
@@ -163,12 +169,12 @@ def test_every_worker_has_a_host_on_the_page() -> None:
 def test_a_run_without_traces_or_hosts_has_a_page(tmp_path: Path) -> None:
     overrides = ["env=sandbox", "telemetry=quiet", "updates=2", "hosts=4", "steps=8", "telemetry.trace=true"]
     Trainer(check(overrides), tmp_path).run()
-    page = write_page(tmp_path, hosts=4, log=lambda line: None).read_text()
+    page = page_of(tmp_path, hosts=4)
     assert "on 4 held-out hosts" in page
     shutil.rmtree(tmp_path / "trace")
     (record,) = json.loads((tmp_path / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps([record | {"mistakes": ["two images are equal"]}]))
-    page = write_page(tmp_path, hosts=0, log=lambda line: None).read_text()
+    page = page_of(tmp_path, hosts=0)
     assert "No held-out hosts were grown yet" in page
     assert "Data: two images are equal." in page
 
@@ -300,16 +306,16 @@ def test_the_state_of_a_run_follows_its_record_and_its_lock(folder: Path, tmp_pa
 
     def page(*statuses: str) -> str:
         (copy / "run.json").write_text(json.dumps([records[0] | {"status": status} for status in statuses]))
-        return write_page(copy, hosts=0, log=lambda line: None).read_text()
+        return page_of(copy, hosts=0)
 
     killed = page("running")
-    assert read_status(copy).line == "2 updates, killed after update 2; evaluated: the policy after update 2"
+    assert contents.gather(copy).status.line == "2 updates, killed after update 2; evaluated: the policy after update 2"
     assert "The policy after update 2 grew the held-out hosts of this page." in killed
     assert f"<pre>python -m esper.train {typed_as('resume', copy)}</pre>" in unescape(killed)
     assert "still running" not in killed
     with only_writer(copy):
         running = page("running")
-        assert read_status(copy).line.startswith("2 updates, still running at 20")
+        assert contents.gather(copy).status.line.startswith("2 updates, still running at 20")
     assert "still running at 20" in running
     assert "This command continues it" not in running
     assert "stopped after update 2" in page("stopped")
@@ -325,7 +331,7 @@ def test_the_newest_evaluation_leads_if_it_has_more_hosts(folder: Path, tmp_path
 
     def page(name: str, found: dict) -> str:
         (copy / f"{name}.json").write_text(json.dumps(found))
-        return write_page(copy, hosts=0, log=lambda line: None).read_text()
+        return page_of(copy, hosts=0)
 
     older = page("evaluation_000001_99_hosts_episode0", report(99, policy=50, heuristic=40, wait=30))
     assert "on 4 held-out hosts (mean" in older, "an evaluation of an earlier policy does not lead"
@@ -368,7 +374,7 @@ def test_a_smaller_evaluation_hides_no_controllers(folder: Path, tmp_path: Path)
     page = ""
     for hosts, found in ((5, rich), (9, poor)):
         (copy / f"evaluation_000002_{hosts}_hosts_episode0.json").write_text(json.dumps(found))
-        page = write_page(copy, hosts=0, log=lambda line: None).read_text()
+        page = page_of(copy, hosts=0)
     assert "on 9 held-out hosts (mean" in page, "the headline is from most hosts"
     assert "Its best baseline in esper.evaluate is heuristic: the policy shows 10.0" in page, "an oracle is no baseline"
     oracle = "the best schedule of one seed, planted in the first epoch, for each kind of host"
@@ -377,4 +383,4 @@ def test_a_smaller_evaluation_hides_no_controllers(folder: Path, tmp_path: Path)
     assert "2e+09 FLOPs of training, 1e+09 if it never grows; 3e+06 for the policy&#39;s decisions" in page
     assert "How much more was possible?" not in page
     (copy / "evaluation_000002_5_hosts_episode0.json").unlink()
-    assert "How much more was possible?" in write_page(copy, hosts=0, log=lambda line: None).read_text()
+    assert "How much more was possible?" in page_of(copy, hosts=0)

@@ -7,22 +7,22 @@ import torch
 from torch import nn
 from torch.nn.attention import flex_attention as flex
 
-from esper.checkpoint import Notice
 from esper.config import GROUPS
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import Layout, members_first, side_by_side
+from esper.growable.topology import able_in, blueprint_for, label
 from esper.hosts.base import SlotSpec
+from esper.notices import UserNotice
 from esper.seeds.blueprints import attention
 from esper.seeds.blueprints.attention import AttentionConfig, FlexAttentionConfig, _block_mask, by_flex, by_mask
 from esper.seeds.blueprints.base import BlueprintConfig, num_groups
 from esper.seeds.blueprints.cnn import BottleneckConfig, ConvHeavyConfig, ConvLightConfig, DepthwiseConfig
 from esper.seeds.blueprints.dense import LoraConfig, MLPSeedConfig
-from esper.seeds.blueprints.plain import NoopConfig, NormConfig
+from esper.seeds.blueprints.plain import NormConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS, check_blueprints
-from esper.wrappers.topology import able_in, blueprint_for, label
 
 TABLE: dict[str, BlueprintConfig] = {
-    **{name: kind() for name, kind in BLUEPRINTS.items() if kind is not NoopConfig},
+    **{name: kind() for name, kind in BLUEPRINTS.items()},
     "conv_light_5": ConvLightConfig(kernel=5),
     "conv_light_1": ConvLightConfig(kernel=1),
     "depthwise_5": DepthwiseConfig(kernel=5),
@@ -196,7 +196,9 @@ def test_flex_attention_that_cannot_be_compiled_is_replaced_by_the_mask_once_and
     calls, (q, k, v) = [], torch.randn(3, 2, 4, 9, 16)
     monkeypatch.setattr(attention, "_compiles", None)
     monkeypatch.setattr(flex, "flex_attention", refuse)
-    with pytest.warns(Notice, match=r"^blueprint=flex_attention cannot be compiled .*C compiler.*\.\): .*install a C") as seen:
+    with pytest.warns(
+        UserNotice, match=r"^blueprint=flex_attention cannot be compiled .*C compiler.*\.\): .*install a C"
+    ) as seen:
         found = [attention.by_flex_or_mask(q, k, v, 5) for _ in range(2)]
     assert (len(seen), len(calls)) == (1, 1)
     assert all(one.equal(by_mask(q, k, v, 5)) for one in found)
@@ -297,11 +299,6 @@ def test_a_blueprint_without_defaults_is_given_with_its_settings(monkeypatch):
         blueprint_for("needy", slot)
 
 
-def test_noop_is_the_identity_and_refused_as_the_only_blueprint():
-    slot = SlotSpec("r0c0", 3)
-    x = samples(slot, 2)
-    assert not NoopConfig().branch(slot)(x).any()
-    assert not list(NoopConfig().branch(slot).parameters())
-    check_blueprints({"noop": NoopConfig(), "norm": NormConfig()}, [slot], "task=digits")
-    with pytest.raises(ValueError, match=r"blueprint=\[noop\] has no plantable blueprint: choose from blueprint=\[norm,"):
-        check_blueprints({"noop": NoopConfig()}, [slot], "task=digits")
+def test_an_empty_list_of_blueprints_is_refused():
+    with pytest.raises(ValueError, match=r"blueprint=\[\] is empty: choose from blueprint=\[norm,"):
+        check_blueprints({}, [SlotSpec("r0c0", 3)], "task=digits")

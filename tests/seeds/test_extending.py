@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from esper import evaluate
-from esper.checkpoint import Notice
 from esper.cli.overrides import check
 from esper.cli.readiness import ready
 from esper.config import ConfigError
+from esper.notices import UserNotice
 from esper.plugins import load_plugins
 from esper.task import loading
 from esper.telemetry.jsonl import read_records
@@ -173,7 +173,7 @@ def test_a_controller_whose_actions_are_refused_is_warned_once(tmp_path):
     (tmp_path / "stubborn_agent.py").write_text(STUBBORN)
     load_plugins([str(tmp_path / "stubborn_agent.py")])
     overrides = ["agent=stubborn", "hosts=2", "steps=3", "updates=2", "telemetry=quiet"]
-    with pytest.warns(Notice) as caught:
+    with pytest.warns(UserNotice) as caught:
         Trainer(check(overrides), tmp_path / "run").run()
     texts = [str(one.message) for one in caught if "illegal" in str(one.message)]
     (text,) = texts

@@ -92,7 +92,7 @@ WRONG = {
     "cut": (lambda: Made(inner=torch.Tensor.detach), "passes no gradient to its input"),
     "frozen": (frozen, "passes no gradient to its parameter map.weight: use it, and remove detach, no_grad and requires_grad"),
     "unused": (unused, "passes no gradient to its parameter spare.weight: use it"),
-    "nothing": (lambda: nn.Hardtanh(0.0, 1e-9), "has no parameters and cannot learn: give it some, or set plantable = False"),
+    "nothing": (lambda: nn.Hardtanh(0.0, 1e-9), "has no parameters and cannot learn: give it some"),
     "nan": (lambda: Made(after=lambda y: y / y), "has an output that is NaN or infinite at birth: correct its forward"),
     "nan_weights": (
         lambda: with_weights(lambda made: made.map.weight.data.fill_(torch.nan)),
@@ -167,7 +167,7 @@ def test_an_informed_seed_without_a_map_to_inform_is_refused() -> None:
         probe(Short(init=Init.informed))
 
 
-@pytest.mark.parametrize("name", [name for name, kind in BLUEPRINTS.items() if kind.plantable])
+@pytest.mark.parametrize("name", list(BLUEPRINTS))
 def test_our_seeds_pass_and_no_random_stream_moves(name: str) -> None:
     kind = BLUEPRINTS[name]
     before = torch.random.get_rng_state(), np.random.get_state()[1].copy()

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import esper
-from esper.checkpoint import Notice
 from esper.cli.overrides import check
 from esper.cli.readiness import ready
 from esper.config import ConfigError
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.transformer import TransformerConfig
+from esper.notices import UserNotice
 from esper.task.data import IGNORED, ROWS, Data, TaskError, rows_at_once
 from esper.task.images import ImagesConfig
 from esper.task.loading import load_task
@@ -184,7 +184,7 @@ def moved_channels(data: Data) -> Data:
     ],
 )
 def test_what_is_hardly_meant_warns(change: Change, sentence: str) -> None:
-    with pytest.warns(Notice, match=sentence):
+    with pytest.warns(UserNotice, match=sentence):
         WrongImages(change=change).build(CNNConfig())
 
 

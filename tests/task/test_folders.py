@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from esper.checkpoint import Notice
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.transformer import TransformerConfig
+from esper.notices import UserNotice
 from esper.task import image_folder
 from esper.task.data import IGNORED, TaskError
 from esper.task.image_folder import ImageFolderConfig
@@ -92,7 +92,7 @@ def test_folders_of_sets_are_kept_apart(tmp_path, valid):
     assert numbers(data.test_x, data.test_y) == {(kind, number) for kind in (0, 1) for number in range(60, 63)}
     assert len(data.train_y) == 40
     draw(tmp_path / "dev" / "cat" / "1.png", (9, 9, 9))
-    with pytest.warns(Notice, match="not used: dev$"):
+    with pytest.warns(UserNotice, match="not used: dev$"):
         assert images(tmp_path).fingerprint() == data.fingerprint()
 
 
@@ -103,7 +103,7 @@ def test_a_class_may_be_named_like_a_set(tmp_path, classes, like):
     for name in classes.split():
         for number in range(10):
             draw(tmp_path / name / f"{number}.jpg", (number, 0, 0))
-    with pytest.warns(Notice, match=rf": {like} read as a class: if these are sets, name them train, val and test"):
+    with pytest.warns(UserNotice, match=rf": {like} read as a class: if these are sets, name them train, val and test"):
         assert images(tmp_path).num_classes == len(classes.split())
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from esper.checkpoint import Notice
 from esper.hosts.cnn import CNNConfig
+from esper.notices import UserNotice
 from esper.task.data import TaskError
 from esper.task.image_arrays import ImageArraysConfig
 
@@ -104,10 +104,10 @@ def test_numbers_of_any_type_are_scaled_channel_by_channel(tmp_path):
 
 
 def test_arrays_that_are_not_used_are_named(tmp_path):
-    with pytest.warns(Notice, match="images.npz: not used: names, x_dev"):
+    with pytest.warns(UserNotice, match="images.npz: not used: names, x_dev"):
         found = data(tmp_path, SPLIT | {"names": np.array(["ant", None]), "x_dev": X})
     assert same(found, data(tmp_path, SPLIT))
-    with pytest.warns(Notice, match="images.npz: not used: images, labels, valid_x$"):
+    with pytest.warns(UserNotice, match="images.npz: not used: images, labels, valid_x$"):
         data(tmp_path, {name: array for name, array in SPLIT.items() if name != "valid_y"} | {"images": X, "labels": Y})
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from esper.checkpoint import Notice
 from esper.growth.objective import Numbers, RegressionLoss
 from esper.hosts.mlp import MLPConfig
+from esper.notices import UserNotice
 from esper.task.data import TaskError
 from esper.task.diabetes import DiabetesConfig
 from esper.task.loading import load_task
@@ -76,7 +76,9 @@ def test_a_table_that_cannot_be_learnt_is_named_in_one_sentence(tmp_path, conten
 
 def test_years_may_name_columns_with_a_warning(tmp_path):
     rows = "".join(f"{row},{row % 3},{row * row}\n" for row in range(40))
-    with pytest.warns(Notice, match="holds numbers, which are taken as names of columns: if they are values, add names above"):
+    with pytest.warns(
+        UserNotice, match="holds numbers, which are taken as names of columns: if they are values, add names above"
+    ):
         data = table(tmp_path, "2019,2020,price\n" + rows, target="price").load(0)
     assert data.describe() == "24 training, 8 validation and 8 test samples; 2 features, a number to predict (price)"
 

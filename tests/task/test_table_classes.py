@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from esper.checkpoint import Notice
 from esper.cli.overrides import check
 from esper.cli.readiness import ready
 from esper.config import ConfigError
 from esper.hosts.mlp import MLPConfig
+from esper.notices import UserNotice
 from esper.seeding import stream
 from esper.task.data import TaskError
 from esper.task.events import EventsConfig, class_shares
@@ -115,7 +115,7 @@ def test_a_class_without_training_rows_is_named(tmp_path):
 
 def test_a_class_named_like_a_missing_value_warns(tmp_path):
     rows = [(size, rooms, "N/A" if sold == "no" else sold) for size, rooms, sold in ROWS]
-    with pytest.warns(Notice, match="column sold of .* has the class 'N/A': if it marks missing values, remove these rows"):
+    with pytest.warns(UserNotice, match="column sold of .* has the class 'N/A': if it marks missing values, remove these rows"):
         assert csv(tmp_path, rows).load(0).num_classes == 3
 
 

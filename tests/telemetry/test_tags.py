@@ -16,6 +16,7 @@ from esper.telemetry.tags import (
     groups,
     measured,
     metric,
+    phase_shares,
     tags_of,
 )
 
@@ -98,3 +99,9 @@ def test_unmeasured_is_left_out_and_zero_and_infinity_stay() -> None:
 def test_an_unmeasured_unknown_tag_is_unknown() -> None:
     with pytest.raises(UnknownTagError):
         measured({"host/acuracy": None})
+
+
+def test_shares_of_the_phases_add_up_without_the_smallest() -> None:
+    seconds = {"time/train_seconds": 60.0, "time/validate_seconds": 39.7, "time/save_seconds": 0.3, "host/loss": 9.0}
+    assert phase_shares(seconds) == "training 60 %, validation 40 %"
+    assert phase_shares({}) == ""

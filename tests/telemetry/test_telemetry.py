@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from esper.checkpoint import DiskError
+from esper.files import DiskError
 from esper.telemetry.anomalies import Anomaly, Findings
 from esper.telemetry.base import RunInfo, Writer, WriterConfig
 from esper.telemetry.config import QuietConfig, Telemetry, TelemetryConfig

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from esper.checkpoint import FileError
 from esper.cli.overrides import check
+from esper.files import FileError
 from esper.telemetry.base import RunInfo
 from esper.telemetry.config import QuietConfig
 from esper.telemetry.jsonl import read_records

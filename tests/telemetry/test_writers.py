@@ -18,7 +18,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from esper.checkpoint import DiskError, FileError
+from esper.files import DiskError, FileError
 from esper.telemetry.base import Writer
 from esper.telemetry.healthy import HEALTHY
 from esper.telemetry.jsonl import JsonlWriter, changed_update, read_records

@@ -42,9 +42,9 @@ def test_a_run_records_the_costs_of_hosts_and_seeds(tmp_path):
 
 def test_latency_is_measured_once_and_reused(tmp_path, monkeypatch):
     trainer = Trainer(check([*WAIT, "updates=1", TIMED]), tmp_path)
-    monkeypatch.setattr("esper.env.shard_pool.measure_latency", lambda *_: latency_of(trainer.env, 2.5e-5))
+    monkeypatch.setattr("esper.pool.local.measure_latency", lambda *_: latency_of(trainer.env, 2.5e-5))
     trainer.run()
-    monkeypatch.setattr("esper.env.shard_pool.measure_latency", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("esper.pool.local.measure_latency", lambda *_: pytest.fail("measured again"))
     assert load(find_checkpoint(str(tmp_path), "resume"))["env"]["latency"]["host"] == 2.5e-5
     longer = Trainer(check([*WAIT, "updates=2", TIMED]), tmp_path)
     longer.run()

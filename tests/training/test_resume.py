@@ -9,10 +9,11 @@ import warnings
 import numpy as np
 import pytest
 
-from esper.checkpoint import GoneError, Notice, digest_of, look_again
+from esper.checkpoint import GoneError, digest_of, look_again
 from esper.cli import command as cli
 from esper.config import ConfigError
 from esper.evaluation.held_out import Evaluation
+from esper.notices import UserNotice
 from esper.train import main
 from esper.training import provenance, resume
 from esper.training.resume import find_checkpoint
@@ -92,7 +93,7 @@ def test_a_resumed_run_says_what_is_left_and_what_is_damaged(whole, tmp_path, ca
         (3, 12, f"{damaged} is damaged (its checksum differs); trying the previous checkpoint"),
         (2, 0, "the run has already finished update 3: set updates above 3 to continue"),
     ):
-        with pytest.warns(Notice) as said:
+        with pytest.warns(UserNotice) as said:
             worked = Trainer(config(f"updates={updates}", "telemetry.writers=[jsonl,console]"), folder).run()
         shown = capsys.readouterr().out.splitlines()
         assert worked == bool(shown) == bool(epochs)
@@ -101,7 +102,7 @@ def test_a_resumed_run_says_what_is_left_and_what_is_damaged(whole, tmp_path, ca
             assert shown[1] == f"folder: {folder}"
             assert shown[2].startswith("4 hosts of 496 parameters, ")
             assert shown[2].endswith(f"; {epochs} host epochs")
-        assert [str(one.message) for one in said if one.category is Notice] == [warning]
+        assert [str(one.message) for one in said if one.category is UserNotice] == [warning]
 
 
 def test_a_finished_run_is_left_alone(whole, tmp_path, monkeypatch):

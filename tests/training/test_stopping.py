@@ -8,9 +8,9 @@ import warnings
 
 import pytest
 
-from esper.checkpoint import DiskError
 from esper.cli import command as cli
 from esper.env.growth_env import GrowthEnv
+from esper.files import DiskError
 from esper.train import main
 from esper.training.interrupt import Stopped
 from esper.training.run_folder import CHECKPOINTS

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from esper.checkpoint import Notice
 from esper.cli import command
 from esper.cli.overrides import check
 from esper.cli.readiness import _layout, ready
@@ -19,6 +18,7 @@ from esper.cli.transfer import transferred
 from esper.config import ConfigError
 from esper.env.growth_env import GrowthConfig
 from esper.lab.design import draw_seeds
+from esper.notices import UserNotice
 from esper.task.instances import Split
 from esper.training.config_io import from_plain
 from esper.training.environment import build_env
@@ -182,7 +182,7 @@ def test_a_teacher_that_is_still_learning_is_named(tmp_path: Path) -> None:
         ready(taught)
     save_teacher(tmp_path, 1)
     with pytest.warns(
-        Notice, match=r"^agent\.teacher=\S+ has finished 1 of its 2 updates, and teaches what it has learned so far"
+        UserNotice, match=r"^agent\.teacher=\S+ has finished 1 of its 2 updates, and teaches what it has learned so far"
     ):
         ready(taught)
     save_teacher(tmp_path, 2)

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from esper.buffer.transition import Transition
-from esper.checkpoint import FileError
 from esper.cli.overrides import check
 from esper.env.actions import Head, Op
+from esper.files import FileError
 from esper.lifecycle.stages import Stage
 from esper.page.seeds import log_of
 from esper.task.instances import Split

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from esper.config import ConfigError
-from esper.env.shard_pool import ShardPool
 from esper.fusion.precision import Precision
+from esper.pool.local import ShardPool
 from esper.training import tune_shards
 from esper.training.trainer import Trainer
 from esper.training.tune_shards import tuned
-from tests.env.test_training_step import Recorder
 from tests.forked import run_forked
+from tests.pool.test_training_step import Recorder
 from tests.training import small_run
 
 TUNE = ["devices=[cpu]", "devices.cpu.tune=true"]
@@ -55,7 +55,7 @@ def test_a_round_trains_hosts_of_which_every_second_has_a_seed(monkeypatch):
     def train(pool, time, samples):
         seen.append(((len(pool._views), samples), pool._roles.learns.any(axis=1), len(pool.shards)))
 
-    monkeypatch.setattr("esper.env.shard_pool.ShardPool.train", train)
+    monkeypatch.setattr("esper.pool.local.ShardPool.train", train)
     tuned(small_run.config(*TUNE, "task.batch_size=16"))
     assert len(seen) == 3 * (1 + tune_shards.ROUNDS)
     assert {shape for shape, _, _ in seen} == {(4, 4 * 16)}
@@ -78,7 +78,7 @@ def test_on_a_gpu_the_warm_up_captures_a_graph_and_timed_rounds_replay_it(monkey
         seen.append({(now[0] - then[0], now[1] - then[1]) for now, then in zip(after, before, strict=True)})
         return found
 
-    monkeypatch.setattr("esper.env.shard_pool.Lane", lane)
+    monkeypatch.setattr("esper.pool.local.Lane", lane)
     monkeypatch.setattr(ShardPool, "train", counted)
     monkeypatch.setattr(tune_shards, "find_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(tune_shards, "find_precision", lambda name, precision: precision)

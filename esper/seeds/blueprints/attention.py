@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention as flex
 
-from esper.checkpoint import Notice
 from esper.fusion.layers import causal_attention
 from esper.fusion.layout import Layout
 from esper.hosts.base import SlotSpec
+from esper.notices import UserNotice
 from esper.seeds.blueprints.base import BlueprintConfig, born_as_zero
 
 FLEX_WIDTH = 16
@@ -106,7 +106,7 @@ def by_flex_or_mask(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int)
                 warn(
                     f"blueprint=flex_attention cannot be compiled for this GPU ({reason}): it computes the same with a mask, "
                     "more slowly; install a C compiler such as gcc to change that",
-                    Notice,
+                    UserNotice,
                     stacklevel=2,
                 )
         else:

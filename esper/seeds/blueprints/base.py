@@ -24,8 +24,6 @@ class BlueprintConfig:
 
     layouts: ClassVar[tuple[Layout, ...]] = ()
     """Layouts of features in which the seed can grow."""
-    plantable: ClassVar[bool] = True
-    """True if a controller may plant the seed."""
     sizes: ClassVar[Sequence[str]] = ()
     """Fields that must be from 1 to 1,000,000."""
 

@@ -1,9 +1,8 @@
-"""Seeds that grow in every layout: norm, and the placeholder noop."""
+"""The seed that grows in every layout: norm."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from esper.fusion.layers import ChannelScale
@@ -33,21 +32,3 @@ class NormConfig(BlueprintConfig):
 
     def branch(self, slot: SlotSpec) -> nn.Module:
         return NormBranch(slot)
-
-
-class Nothing(nn.Module):
-    """delta(x) = 0."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.zeros_like(x)
-
-
-@dataclass(kw_only=True, slots=True)
-class NoopConfig(BlueprintConfig):
-    """A placeholder in the list of blueprints; planting it is never legal."""
-
-    layouts: ClassVar[tuple[Layout, ...]] = tuple(Layout)
-    plantable: ClassVar[bool] = False
-
-    def branch(self, slot: SlotSpec) -> nn.Module:
-        return Nothing()

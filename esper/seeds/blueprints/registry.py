@@ -7,10 +7,9 @@ from esper.seeds.blueprints.attention import AttentionConfig, FlexAttentionConfi
 from esper.seeds.blueprints.base import BlueprintConfig, required
 from esper.seeds.blueprints.cnn import BottleneckConfig, ConvHeavyConfig, ConvLightConfig, ConvSmallConfig, DepthwiseConfig
 from esper.seeds.blueprints.dense import LoraConfig, LoraLargeConfig, MLPSeedConfig, MLPSmallSeedConfig
-from esper.seeds.blueprints.plain import NoopConfig, NormConfig
+from esper.seeds.blueprints.plain import NormConfig
 
 BLUEPRINTS: dict[str, type] = {
-    "noop": NoopConfig,
     "norm": NormConfig,
     "attention": AttentionConfig,
     "conv_small": ConvSmallConfig,
@@ -36,7 +35,7 @@ def check_blueprints(chosen: Mapping[str, BlueprintConfig], slots: Sequence[Slot
         task: name of the task, for messages.
 
     Raises:
-        ValueError: a blueprint cannot grow in a slot, or none is plantable; the message lists valid blueprints.
+        ValueError: a blueprint cannot grow in a slot, or none is chosen; the message lists valid blueprints.
     """
     for name, blueprint in chosen.items():
         for slot in slots:
@@ -45,12 +44,11 @@ def check_blueprints(chosen: Mapping[str, BlueprintConfig], slots: Sequence[Slot
                 raise ValueError(
                     f"blueprint={name} cannot grow in the hosts of {task}: {obstacle}; choose from blueprint=[{others}]"
                 )
-    if not any(blueprint.plantable for blueprint in chosen.values()):
-        names = ",".join(able(slots))
-        raise ValueError(f"blueprint=[{','.join(chosen)}] has no plantable blueprint: choose from blueprint=[{names}]")
+    if not chosen:
+        raise ValueError(f"blueprint=[] is empty: choose from blueprint=[{','.join(able(slots))}]")
 
 
 def able(slots: Sequence[SlotSpec]) -> list[str]:
     """Return the names of the blueprints that can be planted, with their default settings, in each of these slots."""
-    kinds = {name: kind for name, kind in BLUEPRINTS.items() if kind.plantable and not required(kind)}
+    kinds = {name: kind for name, kind in BLUEPRINTS.items() if not required(kind)}
     return [name for name, kind in kinds.items() if all(kind().obstacle(slot) is None for slot in slots)]

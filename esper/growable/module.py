@@ -1,0 +1,400 @@
+"""Seeds in a network of your own, with a training loop of your own: `esper.grow(module, slots=...)`.
+
+Lifecycle (docs/lifecycle.md), blueprints and blending are those of Esper's hosts; there is one host, and you are the controller.
+See docs/howto/grow.md.
+"""
+
+# K blueprints
+
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from esper.config import did_you_mean
+from esper.evaluation.exported import FORMATS, write
+from esper.growable.refusal import before_planting, check_checkpoint, check_weight, refusal, warn_of_no_epoch
+from esper.growable.score import Contribution, Score, check_scores, difference, mean_score
+from esper.growable.seed_groups import SeedGroups
+from esper.growable.slot import (
+    IN_LOOP,
+    OFF,
+    GrowingSlot,
+    OneInput,
+    SeedRole,
+    evaluating,
+    on_cpu,
+    parameter_near,
+    slot_gradients,
+)
+from esper.growable.topology import able_in, blueprint_for, choice, contents, labelled, planted, replant, whole
+from esper.hosts.base import SlotSpec
+from esper.lifecycle import operations
+from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize
+from esper.lifecycle.operations import may_germinate, may_prune, may_retarget, may_switch
+from esper.lifecycle.ramps import Curve
+from esper.lifecycle.roles import Blend, Incubation
+from esper.lifecycle.slots import SlotsConfig
+from esper.lifecycle.stages import EMPTY, BoolArray, SlotState, Stage, empty
+from esper.measure.potential import SlotSensor
+from esper.seeds.blueprints.base import BlueprintConfig, is_informed
+
+
+class GrowableModule(nn.Module):
+    """A module with slots in which seeds grow. Call it like the module itself.
+
+    Every method that plants, moves or removes a seed raises ValueError, in one sentence, if the lifecycle does not permit it.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        places: Mapping[str, str],
+        specs: Sequence[SlotSpec],
+        rules: SlotsConfig,
+        gates: GatesConfig,
+    ) -> None:
+        """See `grow`; `places` has the path of each slot's submodule by the name of the slot."""
+        super().__init__()
+        self.module, self.rules, self.gates = module, rules, gates
+        self._names, self._paths = tuple(places), tuple(places.values())
+        self._chosen_S = rules.chosen(self._names)
+        self._state = empty(1, len(places))
+        self._born: list[int] = []
+        """Slots with a seed, in the order of their planting."""
+        self._groups: SeedGroups | None = None
+        self._loop_ran = True
+        self.slots = nn.ModuleList([GrowingSlot(spec) for spec in specs])
+        for slot, path in zip(self._slots, self._paths, strict=True):
+            slot.hook(module.get_submodule(path))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_groups": None}  # a copy, or a file, would hold the optimizer and its state of all parameters
+
+    @property
+    def _slots(self) -> list[GrowingSlot]:
+        return cast(list[GrowingSlot], list(self.slots))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.training and torch.is_grad_enabled():
+            self._loop_ran &= not self._in_loop().any()
+        return self.module(*args, **kwargs)
+
+    # ---- what there is
+
+    def stage(self, slot: str) -> Stage:
+        """Return the stage of a slot."""
+        return Stage(int(self._state.stage[0, self._index(slot)]))
+
+    def alpha(self, slot: str) -> float:
+        """Return the blend weight of the seed in a slot, 0 without a seed."""
+        return float(self._state.alpha[0, self._index(slot)])
+
+    def seed(self, slot: str) -> nn.Module | None:
+        """Return the module of the seed in a slot; None if there is none."""
+        return self._slots[self._index(slot)].seed
+
+    # ---- what you can do
+
+    def attach(self, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
+        """Let an optimizer train the seeds: each is a parameter group from its planting to its removal.
+
+        Args:
+            optimizer: optimizer of the module. One that was attached before is left as it is.
+            settings: settings of these groups, such as `lr=1e-3`; others are the optimizer's defaults.
+        """
+        groups = SeedGroups(optimizer, settings)
+        groups.check({name: slot.seed for name, slot in zip(self._names, self._slots, strict=True)})
+        self._groups = groups
+        self._update()
+
+    def germinate(
+        self,
+        slot: str,
+        blueprint: str | BlueprintConfig,
+        *,
+        blend: str = "add",
+        alpha: float = 1.0,
+        ramp: int = 0,
+        curve: str = "linear",
+        loss: Callable[[], Tensor] | None = None,
+    ) -> nn.Module:
+        """Plant a seed, and return its module. It is the identity at birth; `begin_epoch` starts its training.
+
+        Args:
+            slot: name of the slot.
+            blueprint: name of a blueprint, for its default settings, or its config.
+            blend: how the seed joins the features: add, multiply, or gate (add, with a learned weight per sample).
+            alpha: blend weight at the end of blending, in (0, 1].
+            ramp: epochs of blending from 0 to alpha, at least 0; no effect without incubation.
+            curve: course of alpha: linear, cosine, sigmoid_gentle, sigmoid, sigmoid_sharp.
+            loss: function that returns the loss of one batch, for a blueprint with `init=informed`.
+        """
+        index = self._permitted(slot, "germinate", may_germinate(self._state, self.rules, self._chosen_S))
+        here, how, shape = self._slots[index], choice("blend", Blend, blend), choice("curve", Curve, curve)
+        check_weight(alpha, above=0)
+        before_planting(self.module, slot, self._paths[index])
+        config, ticks = blueprint_for(blueprint, here.spec), whole("ramp", ramp)
+        if is_informed(config) and loss is None:
+            raise ValueError("init=informed needs the gradient at the slot: give germinate(..., loss=function) too")
+        gradients = self._gradients(loss)[index] if is_informed(config) and loss is not None else None
+        here.plant(config, how, self._like(index), gradients)
+        self._set(
+            operations.germinate(
+                self._state,
+                self._only(index),
+                blueprint_N=np.zeros(1, dtype=np.int64),
+                blend_N=np.array([how]),
+                target_N=np.array([alpha], dtype=np.float32),
+                ticks_N=np.array([ticks]),
+                curve_N=np.array([shape]),
+            )
+        )
+        self._born.append(index)
+        self._update()
+        seed = here.seed
+        assert seed is not None
+        return seed
+
+    def advance(self, slot: str) -> Stage:
+        """Move a seed to its next stage, if its gate is open, and return the stage."""
+        is_open = gate_open(self._state, self.gates) | may_fossilize(self._state, self.gates)
+        self._set(operations.advance(self._state, self._only(self._permitted(slot, "advance", is_open)), self.rules))
+        return self.stage(slot)
+
+    def fossilize(self, slot: str) -> None:
+        """Keep a seed for good: it must be holding, and its contribution measured."""
+        index = self._permitted(slot, "fossilize", may_fossilize(self._state, self.gates))
+        self._set(operations.fossilize(self._state, self._only(index)))
+
+    def set_alpha(self, slot: str, alpha: float, *, ramp: int = 0, curve: str = "linear") -> None:
+        """Move the blend weight of a blending or holding seed to a new target in [0, 1], over `ramp` epochs; 0: at once."""
+        check_weight(alpha)
+        index = self._permitted(slot, "set_alpha", may_retarget(self._state))
+        target, ticks, shape = np.array([alpha], dtype=np.float32), np.array([whole("ramp", ramp)]), choice("curve", Curve, curve)
+        state = operations.retarget(self._state, self._only(index), target_N=target, ticks_N=ticks, curve_N=np.array([shape]))
+        self._set(state)
+
+    def switch(self, slot: str) -> None:
+        """Switch a fossil off, or on again, if `rules.switchable`."""
+        self._set(
+            operations.switch(self._state, self._only(self._permitted(slot, "switch", may_switch(self._state, self.rules))))
+        )
+
+    def prune(self, slot: str, *, ramp: int = 0, curve: str = "linear") -> None:
+        """Remove a seed that is not a fossil: at once, or over `ramp` epochs, in which its alpha moves to 0."""
+        index = self._permitted(slot, "prune", may_prune(self._state, self.rules))
+        ticks, shape = np.array([whole("ramp", ramp)]), np.array([choice("curve", Curve, curve)])
+        self._set(operations.ramp_down(self._state, self._only(index), ticks_N=ticks, curve_N=shape))
+
+    def begin_epoch(self) -> None:
+        """Apply what happens without an action: ramps, ages, automatic stages. Call it before the training of each epoch.
+
+        Raises:
+            RuntimeError: a seed trained in a closed loop, and `incubate` was not called.
+        """
+        if not self._loop_ran:
+            raise RuntimeError(
+                "seeds that train behind the module learn in a second pass: call net.incubate(loss) after loss().backward(), or "
+                "choose incubation=none"
+            )
+        learnt_S = operations.roles(self._state, self.rules).learns[0] & (self._state.stage_age[0] >= 1)  # for an epoch
+        for name, slot, learned in zip(self._names, self._slots, learnt_S, strict=True):
+            if learned and slot.untrained():
+                warnings.warn(
+                    f"no optimizer has changed the seed in slot {name} in an epoch: call net.attach(optimizer)", stacklevel=2
+                )
+        self._set(operations.tick(self._state, self.rules, self.gates))
+
+    def incubate(self, loss: Callable[[], Tensor]) -> None:
+        """Add gradients to the seeds in a closed loop behind the module: those of the loss that it would have with them.
+
+        Nothing else gets a gradient; the pass runs in evaluation mode. Without such a seed, it does nothing.
+
+        Args:
+            loss: function that computes the loss of the current batch as it is backpropagated, such as
+                `lambda: criterion(net(x), y)`, or `lambda: scaler.scale(criterion(net(x), y)) / batches` with a gradient scaler
+                and gradients that are accumulated.
+        """
+        self._loop_ran, learns_S = True, self._in_loop()
+        if not learns_S.any():
+            return
+        behind_S = operations.roles(self._state, self.rules).behind[0]
+        held = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        try:
+            for parameter in held:
+                parameter.requires_grad_(False)
+            for slot, behind, learns in zip(self._slots, behind_S, learns_S, strict=True):
+                if behind:
+                    slot.play(replace(IN_LOOP, learns=bool(learns)))
+            with evaluating(self), torch.enable_grad():
+                loss().backward(inputs=[one for one in self.slots.parameters() if one.requires_grad])
+        finally:
+            for parameter in held:
+                parameter.requires_grad_(True)
+            self._play()
+
+    # ---- what you can measure
+
+    @contextmanager
+    def without(self, slot: str) -> Generator[None]:
+        """Switch the seed of a slot off within a `with` block."""
+        here = self._slots[self._index(slot)]
+        role = here.role
+        here.play(OFF)
+        try:
+            yield
+        finally:
+            here.play(role)
+
+    def contributions(self, score: Score) -> dict[str, Contribution]:
+        """Measure what each blended seed is worth: the score minus the score without it. Gates read the result.
+
+        Args:
+            score: function that returns the score of the network on validation data, higher is better: a number, or a tensor with
+                one value per sample, whose mean is the score and whose paired differences give the standard error. It runs
+                without gradients, in evaluation mode, once for the network and once per seed.
+        """
+        warn_of_no_epoch({name: self.stage(name) for name in self._names})
+        with evaluating(self), torch.no_grad():
+            score_now, found = score(), dict[str, Contribution]()
+            for name in filter(self.alpha, self._names):
+                with self.without(name):
+                    found[name] = difference(score_now, score())
+        check_scores(score_now, found, self.gates.contribution_z)
+        value_S, error_S = np.zeros((2, len(self.slots)), dtype=np.float32)
+        for name, one in found.items():
+            value_S[self._index(name)], error_S[self._index(name)] = one.value, one.error or 0.0
+        active_S = np.array([name in found for name in self._names])
+        self._state = replace(
+            self._state,
+            accuracy=np.full_like(self._state.accuracy, mean_score(score_now)),
+            contribution=np.where(active_S, value_S, self._state.contribution),
+            contribution_error=np.where(active_S, error_S, self._state.contribution_error),
+            measured=self._state.measured | active_S,
+        )
+        return found
+
+    def potential(
+        self, loss: Callable[[], Tensor], blueprints: Sequence[str | BlueprintConfig] = ()
+    ) -> dict[str, dict[str, float]]:
+        """Measure how much a newborn seed of each blueprint would lower the loss, by slot; see `esper.measure.potential`.
+
+        Args:
+            loss: function that returns the mean loss of one batch of training data.
+            blueprints: names or configs; by default every blueprint that can grow in the slot.
+
+        Returns:
+            Growth potential by slot and blueprint, as in conv_light or, for a config, conv_light(kernel=5) [nats per unit of the
+            seed's learning rate]; NaN in a slot where the batch has too few samples, with a warning.
+        """
+        if isinstance(blueprints, str):
+            raise ValueError(f"blueprints must be a list, got {blueprints!r}: write blueprints=['{blueprints}']")
+        found: dict[str, dict[str, float]] = {}
+        for slot, gradients in zip(self._slots, self._gradients(loss), strict=True):
+            configs = labelled(blueprints or able_in(slot.spec), slot.spec)
+            sensor = SlotSensor(list(configs.values()), slot.spec, gradients.grad.device)
+            found[slot.spec.name] = dict(zip(configs, sensor.measure(gradients)[0].tolist(), strict=True))
+        return found
+
+    # ---- what you can take away
+
+    def export(self, folder: Path | str, samples: Tensor, format: str = "pytorch") -> float:
+        """Write the grown network to files that need no Esper, and return their largest relative error against its outputs.
+
+        Args:
+            folder: folder of the files, created if it is missing.
+            samples: at least three samples, on which the outputs of the files are compared with those of the network.
+            format: pytorch, export, safetensors or onnx; see docs/howto/export.md.
+        """
+        if format not in FORMATS:
+            raise ValueError(f"format={format!r} is not known: choose from {', '.join(FORMATS)}")
+        if len(samples) < 3:
+            raise ValueError(f"samples must be at least three, got {len(samples)}")
+        with evaluating(self):
+            with torch.no_grad():
+                self(samples)  # a wrong shape fails here, in one line
+            about = contents(self.module, dict(zip(self._names, self._slots, strict=True)), samples)
+            return write(OneInput(on_cpu(self)), samples.cpu(), Path(folder), format, about)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds besides parameters: the state of the slots, and the blueprints of their seeds."""
+        arrays = {name: torch.from_numpy(array.copy()) for name, array in self._state.arrays().items()}
+        incubation = self.rules.incubation.value
+        held = {"slots": list(self._names), "state": arrays, "seeds": planted(self._slots), "born": list(self._born)}
+        return held | {"incubation": incubation}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Plant the seeds of a checkpoint, unless they are there; `load_state_dict` then loads their parameters."""
+        check_checkpoint(state, self._names, self.rules.incubation.value)
+        replant(self._slots, state["seeds"], [self._like(index) for index in range(len(self.slots))])
+        self._state = SlotState(**{name: state["state"][name].cpu().numpy().copy() for name in SlotState.__slots__})
+        self._born = list(state["born"])
+        self._loop_ran = True
+        self._play()
+        self._update()
+
+    # ---- how it is done
+
+    def _index(self, slot: str) -> int:
+        if slot not in self._names:
+            raise ValueError(
+                f"there is no slot {slot}: choose from {', '.join(self._names)}{did_you_mean(slot, list(self._names))}"
+            )
+        return self._names.index(slot)
+
+    def _only(self, index: int) -> BoolArray:
+        return (np.arange(len(self.slots)) == index)[None]
+
+    def _permitted(self, slot: str, doing: str, may_NS: BoolArray) -> int:
+        """Return the index of a slot in which an operation is permitted."""
+        index = self._index(slot)
+        if not may_NS[0, index]:
+            raise ValueError(refusal(doing, slot, self.stage(slot), int(self._state.stage_age[0, index])))
+        return index
+
+    def _set(self, state: SlotState) -> None:
+        """Set the state of the slots, and clear those that it empties."""
+        self._state = state
+        for index, slot in enumerate(self._slots):
+            if slot.seed is not None and state.blueprint[0, index] == EMPTY:
+                slot.clear()
+                self._born.remove(index)
+        self._play()
+        self._update()
+
+    def _in_loop(self) -> BoolArray:
+        """Return which seeds learn in the pass of a closed loop `[S]`."""
+        roles = operations.roles(self._state, self.rules)
+        return (roles.behind & roles.learns)[0] & (self.rules.incubation is Incubation.closed_loop)
+
+    def _like(self, index: int) -> Tensor:
+        return parameter_near(self.module, self._paths[index])
+
+    def _play(self) -> None:
+        """Give every seed its role, and drop the gradients of seeds that do not learn, so that no optimizer applies them."""
+        roles = operations.roles(self._state, self.rules)
+        closed = self.rules.incubation is Incubation.closed_loop
+        for index, slot in enumerate(self._slots):
+            alpha, behind, learns = float(roles.alpha[0, index]), bool(roles.behind[0, index]), bool(roles.learns[0, index])
+            if roles.blueprint[0, index] == EMPTY or (behind and closed):
+                slot.play(replace(OFF, learns=learns))
+            else:
+                pull = 1.0 if behind else alpha
+                slot.play(SeedRole(alpha=alpha, pull=pull, opens=bool(roles.open[0, index]), learns=learns))
+            if slot.seed is not None and not learns:
+                slot.seed.zero_grad(set_to_none=True)
+
+    def _update(self) -> None:
+        if self._groups is not None:
+            self._groups.update([seed for index in self._born if (seed := self._slots[index].seed) is not None])
+
+    def _gradients(self, loss: Callable[[], Tensor]) -> Any:
+        with evaluating(self):
+            return slot_gradients(self._slots, loss)

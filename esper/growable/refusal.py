@@ -1,0 +1,86 @@
+"""Errors and warnings on operations that are not permitted, or that may not do what the user expects."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from esper.growable.slot import has_slot
+from esper.lifecycle.stages import Stage
+
+NEEDS = {
+    "germinate": "the slot must be dormant and in use (rules), and the limit rules.max_seeds not reached",
+    "advance": "a seed leaves training after gates.min_training epochs, and with gates.min_improvement since the last "
+    "contributions() before it began to train; blending at alpha 1; holding once it was measured",
+    "fossilize": "the seed must be holding, so its alpha must be 1 (set_alpha), and its contribution measured by "
+    "contributions() and at least gates.min_contribution",
+    "set_alpha": "the seed must be blending or holding, with alpha at its target",
+    "switch": "the slot must hold a fossil, and rules.switchable must be true",
+    "prune": "the slot must hold a seed that is not a fossil and is at least rules.min_prune_age epochs old",
+}
+"""What each operation needs."""
+
+
+def refusal(doing: str, slot: str, stage: Stage, age: int) -> str:
+    """Return why an operation is not permitted.
+
+    Args:
+        doing: name of the operation.
+        slot: name of the slot.
+        stage: its stage.
+        age: age of the stage [epochs].
+    """
+    return f"{doing} is not permitted in slot {slot}, which is {stage} (age {age}): {NEEDS[doing]} (docs/lifecycle.md)"
+
+
+def warn_of_no_epoch(stages: Mapping[str, Stage]) -> None:
+    """Warn if contributions are measured while a seed is not computed yet."""
+    waiting = [name for name, stage in stages.items() if stage is Stage.GERMINATED]
+    if waiting:
+        warnings.warn(
+            f"no epoch has begun since the seed in slot {', '.join(waiting)} was planted, so it has no contribution: call "
+            "net.begin_epoch() before each epoch of training",
+            stacklevel=3,
+        )
+
+
+def before_planting(module: nn.Module, slot: str, path: str) -> None:
+    """Raise ValueError if a submodule was replaced since it got its slot, and warn that the processes of a distributed training
+    do not share a seed."""
+    if not has_slot(module.get_submodule(path)):
+        raise ValueError(f"slot {slot} is gone, since submodule {path} was replaced: convert the module before esper.grow")
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        warnings.warn(
+            "this seed is not shared by the processes of a distributed training: each draws its own weights, and "
+            "DistributedDataParallel, which knows the parameters it was built with, does not average its gradients",
+            stacklevel=3,
+        )
+
+
+def check_checkpoint(state: Mapping[str, Any], slots: Sequence[str], incubation: str) -> None:
+    """Raise ValueError if a checkpoint is that of a module with other slots or another incubation."""
+    if list(state["slots"]) != list(slots):
+        raise ValueError(
+            f"the checkpoint has the slots {', '.join(state['slots'])}, but this module has {', '.join(slots)}: call esper.grow "
+            "with the slots of the checkpoint"
+        )
+    if (saved := state.get("incubation", incubation)) != incubation:  # earlier versions did not save it
+        raise ValueError(f"the checkpoint has incubation={saved}, but this module {incubation}: call esper.grow with the former")
+
+
+def check_weight(alpha: float, *, above: float | None = None) -> None:
+    """Check a blend weight.
+
+    Args:
+        alpha: the weight, in [0, 1].
+        above: a value that it must exceed.
+
+    Raises:
+        ValueError: it is no such number.
+    """
+    number = isinstance(alpha, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not number or not 0 <= alpha <= 1 or (above is not None and alpha <= above):
+        raise ValueError(f"alpha must be in {'[' if above is None else '('}0, 1], got {alpha!r}")

@@ -1,0 +1,1 @@
+"""Hosts that train and are measured together: shards on devices, in this process or in workers."""

@@ -1,0 +1,197 @@
+"""Workers as actors of Ray, on this machine or a cluster."""
+
+import itertools
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from esper.measure.costs import Meter
+from esper.notices import UserNotice
+from esper.pool.base import HostPool, PoolParts
+from esper.pool.cluster import ClusterConfig, ClusterError
+from esper.pool.remote import RemotePool, WorkerLost
+from esper.pool.worker import Call, Message, Reply, Worker
+from esper.ranges import check_ranges
+
+PATIENCE = 30.0
+"""Time after which the user is told that a worker has not started [s]."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RayClusterConfig(ClusterConfig):
+    """Hosts are distributed over workers, which are processes of a Ray cluster and train them on their own `devices`; needs the
+    extra ray.
+
+    One policy learns from all of them. A worker that is lost is replaced, and its hosts repeat the episode.
+    """
+
+    is_remote: ClassVar[bool] = True
+
+    workers: int = 2
+    """Number of workers, at least 1; each has about as many hosts. Higher: faster with as many cores or GPUs."""
+    cpus: int = 1
+    """Cores of each worker, at least 1."""
+    gpus: float = 0.0
+    """GPUs of each worker, at least 0; 0.5 lets two workers share one. With devices=auto a worker uses its first GPU, with
+    devices=[cuda:0,cuda:1] two."""
+    address: str | None = None
+    """Address of the cluster, as in ray.init, such as auto; null starts one on this machine, which ends with the command."""
+    replacements: int = 3
+    """Maximum number of lost workers replaced within one episode, at least 0; the next loss ends the command."""
+
+    def __post_init__(self) -> None:
+        check_ranges("cluster", self, {"[1, inf]": ["workers", "cpus"], "[0, inf]": ["gpus", "replacements"]})
+
+    @property
+    def num_workers(self) -> int:
+        return self.workers
+
+    @property
+    def processes(self) -> int:
+        return self.workers if self.address is None else 0
+
+    def ready(self) -> None:
+        if find_spec("ray") is None:
+            raise ClusterError(
+                "cluster=ray needs Ray: install the extra ray, as in pip install -c constraints.txt -e '.[ray]', or leave out "
+                "cluster=ray"
+            )
+
+    def build(self, parts: PoolParts, meter: Meter | None = None) -> HostPool:
+        self.ready()
+        group = _groups.get(self.group_key()) or RayWorkerGroup(self)
+        _groups[self.group_key()] = group
+        return RemotePool(parts, meter, group, key=group.join(), replacements=self.replacements)
+
+    def group_key(self) -> tuple[object, ...]:
+        """Return the settings that must be equal for two pools to share workers."""
+        return self.workers, self.cpus, self.gpus, self.address
+
+
+_groups: dict[tuple[object, ...], "RayWorkerGroup"] = {}
+"""The workers of this process, by `group_key`."""
+
+
+def _knock(address: str | None) -> None:
+    """Raise OSError if nothing listens at an address like 10.0.0.1:6379; Ray would try for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+class RayWorkerGroup:
+    """Actors, one per worker; a `WorkerGroup`."""
+
+    def __init__(self, config: RayClusterConfig) -> None:
+        """Start Ray if it does not run, and the workers.
+
+        Raises:
+            ClusterError: Ray does not start, or this machine has too few GPUs.
+        """
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # do not send usage statistics without consent
+        logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # else each start warns of the default
+        import ray as library  # late: it takes a second
+
+        ray: Any = library  # its stubs do not type actors
+        self.config, self.size, self._ray = config, config.workers, ray
+        self._keys, self._open, self._parts = itertools.count(), set[int](), dict[int, Any]()
+        self._owns = not ray.is_initialized()
+        if self._owns:
+            # A cluster of this machine counts as many cores as the workers ask for: two workers may share a core.
+            room = {"num_cpus": max(config.workers * config.cpus, os.cpu_count() or 1)} if config.address is None else {}
+            try:
+                _knock(config.address)
+                ray.init(config.address, include_dashboard=False, logging_level=logging.WARNING, **room)
+            except Exception as error:  # ConnectionError, ValueError and others
+                told = " ".join(str(error).split())
+                if config.address is None:
+                    raise ClusterError(f"cluster=ray cannot start Ray on this machine: {told}") from error
+                raise ClusterError(
+                    f"no cluster answers at cluster.address={config.address} ({told}): start one with ray start --head, or leave "
+                    "out cluster.address for one on this machine"
+                ) from error
+        there = ray.cluster_resources().get("GPU", 0.0)
+        if config.address is None and self._owns and config.workers * config.gpus > there:
+            self._end()
+            raise ClusterError(
+                f"cluster.workers={config.workers} with cluster.gpus={config.gpus:g} need more than the {there:g} GPUs of this "
+                "machine: lower one of them, or name a cluster by cluster.address"
+            )
+        kind = ray.remote(num_cpus=config.cpus, num_gpus=config.gpus, max_restarts=0, max_task_retries=0)(Worker)
+        self._actor = lambda: kind.remote(config.cpus)
+        self._actors: list[Any] = [self._actor() for _ in range(self.size)]
+        self._born = [0] * self.size
+
+    def join(self) -> int:
+        """Return the key of a new pool."""
+        self._open.add(key := next(self._keys))
+        return key
+
+    def encode(self, call: Call) -> Message:
+        """See `WorkerGroup.encode`."""
+        return Message(call.method, self._ray.cloudpickle.dumps(tuple(call)))
+
+    def born(self, worker: int) -> int:
+        """See `WorkerGroup.born`."""
+        return self._born[worker]
+
+    def open(self, worker: int, key: int, parts: PoolParts, num_hosts: int) -> None:
+        """See `WorkerGroup.open`. The parts go to the object store once, for all workers."""
+        if key not in self._parts:
+            self._parts[key] = self._ray.put(parts)
+        opened = self._actors[worker].open.remote(key, self._parts[key], num_hosts)
+        done, _ = self._ray.wait([opened], timeout=PATIENCE)
+        if not done:
+            config = self.config
+            warnings.warn(
+                f"worker {worker} of {self.size} has not started after {PATIENCE:.0f} s, and the run waits: run "
+                f"ray status to see whether the cluster lacks its {config.cpus} CPUs and {config.gpus:g} GPUs "
+                f"(cluster.cpus, cluster.gpus)",
+                UserNotice,
+                stacklevel=2,
+            )
+        self.receive(opened)
+
+    def send(self, worker: int, key: int, messages: Sequence[Message]) -> object:
+        """See `WorkerGroup.send`."""
+        return self._actors[worker].run.remote(key, messages)
+
+    def receive(self, ticket: object) -> Reply:
+        """See `WorkerGroup.receive`."""
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            return self._ray.get(ticket)
+        except RayTaskError as error:
+            raise error.cause from error  # as if it had happened in this process
+        except RayError as error:
+            raise WorkerLost(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+
+    def replace(self, worker: int) -> None:
+        """See `WorkerGroup.replace`."""
+        self._ray.kill(self._actors[worker])
+        self._actors[worker] = self._actor()
+        self._born[worker] += 1
+
+    def close(self, key: int) -> None:
+        """See `WorkerGroup.close`."""
+        self._open.discard(key)
+        self._parts.pop(key, None)
+        if self._open:
+            for actor in self._actors:
+                actor.close.remote(key)
+            return
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._end()
+
+    def _end(self) -> None:
+        """Forget the workers, and stop Ray if this group started it."""
+        _groups.pop(self.config.group_key(), None)
+        if self._owns:
+            self._ray.shutdown()

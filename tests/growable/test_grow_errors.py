@@ -1,0 +1,147 @@
+"""Mistakes with `esper.grow` are one sentence, and change nothing."""
+
+import copy
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper
+from esper.config import ConfigError
+from esper.lifecycle.gates import GatesConfig
+from esper.lifecycle.slots import SlotsConfig
+from esper.seeds.blueprints.cnn import ConvLightConfig
+from tests.growable.test_grow import active, batch, grown, module
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.map(self.map(x))
+
+
+BAD: dict[str, tuple[Callable[[], object], str]] = {
+    "no slots": (lambda: esper.grow(module(), [], batch()[0]), "slots is empty"),
+    "unknown submodule": (lambda: esper.grow(module(), ["conv1"], batch()[0]), "no submodule 'conv1': choose from 0, 1"),
+    "shared submodule": (lambda: esper.grow(Twice(), ["map"], torch.ones(2, 4)), "map runs 2 times"),
+    "no features": (
+        lambda: esper.grow(nn.Sequential(nn.LSTM(4, 4)), ["0"], torch.ones(2, 3, 4)),
+        "slot 0: the output of this submodule is a tuple",
+    ),
+    "incubation": (lambda: grown(incubation="closed"), "choose from straight_through, closed_loop, none"),
+    "incubation twice": (lambda: grown(incubation="closed_loop", rules=SlotsConfig()), "set it in rules only"),
+    "gate without a measurement": (
+        lambda: grown(gates=GatesConfig(max_gradient_norm=1.0)),
+        "max_gradient_norm has no effect here",
+    ),
+    "slot": (lambda: grown().stage("erly"), "there is no slot erly: choose from early, late; did you mean early?"),
+    "blueprint": (lambda: grown().germinate("early", "conv_ligt"), "did you mean conv_light?"),
+    "blueprint elsewhere": (lambda: grown().germinate("early", "lora"), "lora cannot grow in slot early"),
+    "blend": (
+        lambda: grown().germinate("early", "norm", blend="plus"),
+        "blend='plus' is not known: choose from add, multiply, gate",
+    ),
+    "alpha": (lambda: grown().germinate("early", "norm", alpha=0.0), r"alpha must be in \(0, 1\]"),
+    "ramp": (lambda: grown().germinate("early", "norm", ramp=-1), "ramp must be a whole number of epochs"),
+    "informed": (
+        lambda: grown().germinate("early", ConvLightConfig(init="informed")),  # pyright: ignore[reportArgumentType]
+        r"germinate\(..., loss=function\)",
+    ),
+    "occupied": (
+        lambda: active(grown()).germinate("early", "norm"),
+        "germinate is not permitted in slot early, which is training",
+    ),
+    "loss": (lambda: grown().potential(lambda: torch.zeros((), requires_grad=True)), "slot early ran 0 times"),
+    "slots as text": (lambda: esper.grow(module(), "1", batch()[0]), r"slots must be a list of paths, got '1'"),
+    "slot twice": (lambda: esper.grow(module(), ["1", "1"], batch()[0]), "slots names a submodule twice"),
+    "grown before": (lambda: esper.grow(grown().module, ["1"], batch()[0]), "submodule '1' has a slot already"),
+    "no optimizer": (lambda: grown().attach(None), "attach needs a PyTorch optimizer, got a NoneType"),  # pyright: ignore[reportArgumentType]
+    "seed in the optimizer": (
+        lambda: (net := active(grown())).attach(torch.optim.SGD(net.parameters(), lr=0.1)),
+        "the optimizer has the parameters of the seed in slot early already",
+    ),
+    "score": (lambda: active(grown()).contributions(lambda: float("nan")), "a value that is not finite: nothing was recorded"),
+    "one sample": (lambda: grown().export("/nowhere", batch()[0][:1]), "samples must be at least three, got 1"),
+    "export": (lambda: grown().export("/nowhere", batch()[0], "tflite"), "format=.tflite. is not known"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_mistakes_are_one_sentence(name: str) -> None:
+    call, message = BAD[name]
+    with pytest.raises(ValueError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_mistakes_change_nothing() -> None:
+    net = active(grown())
+    before = copy.deepcopy(net.get_extra_state())
+    calls = [
+        lambda: net.germinate("late", "lora"),
+        lambda: net.germinate("late", "norm", ramp=-1),
+        lambda: net.fossilize("early"),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"cannot grow|not permitted|whole number"):
+            call()
+    after = net.get_extra_state()
+    assert after["seeds"] == before["seeds"]
+    assert net.seed("late") is None
+    assert all(np.array_equal(value, before["state"][name], equal_nan=True) for name, value in after["state"].items())
+
+
+def test_a_seed_that_nothing_trains_is_warned_of() -> None:
+    net = active(grown())  # which writes to the seed once
+    net.begin_epoch()
+    net = grown()
+    net.germinate("early", "norm")
+    net.begin_epoch()
+    with pytest.warns(UserWarning, match=r"no optimizer has changed the seed in slot early in an epoch: call net.attach"):
+        net.begin_epoch()
+    optimizer = torch.optim.SGD(net.module.parameters(), lr=0.1)
+    net.attach(optimizer)
+    net(batch()[0]).sum().backward()
+    optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net.begin_epoch()
+        net = grown(rules=SlotsConfig(auto_advance=[]))
+        net.germinate("early", "norm")
+        net.advance("early")
+        net.begin_epoch()  # before which no epoch was trained
+
+
+def test_a_checkpoint_of_other_slots_is_refused() -> None:
+    other = esper.grow(module(), ["1"], batch()[0])
+    with pytest.raises(ValueError, match="the checkpoint has the slots early, late, but this module has 1"):
+        other.load_state_dict(grown().state_dict())
+
+
+def test_a_forgotten_begin_epoch_is_said() -> None:
+    net = grown()
+    assert net.contributions(lambda: 1.0) == {}
+    net.germinate("late", "norm")
+    with pytest.warns(UserWarning, match=r"the seed in slot late was planted, .* call net\.begin_epoch\(\) before each epoch"):
+        assert net.contributions(lambda: 1.0) == {}
+    net.begin_epoch()
+    assert net.contributions(lambda: 1.0).keys() == {"late"}
+
+
+def test_a_failed_export_leaves_no_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ConfigError, match="needs onnx, onnxscript and onnxruntime"):
+        grown().export(tmp_path / "new", batch()[0], format="onnx")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").mkdir()
+    with pytest.raises(ConfigError):
+        grown().export(tmp_path / "old", batch()[0], format="onnx")
+    assert (tmp_path / "old").exists()

@@ -1,0 +1,192 @@
+"""`esper.grow` in programs that do more: heads beside the network, named optimizers, restored weights, conversions, copies."""
+
+import copy
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import esper
+from esper.config import GROUPS
+from esper.lifecycle.gates import GatesConfig
+from esper.seeds.blueprints.base import BlueprintConfig
+from tests.growable.test_grow import active, batch, grown, loss_of, moved
+
+
+def test_a_closed_loop_gives_no_gradient_to_what_is_beside_the_network() -> None:
+    net, (x, y) = active(grown(incubation="closed_loop")), batch()
+    head, x = nn.Linear(3, 3), x.requires_grad_()
+
+    def loss() -> Tensor:
+        return F.cross_entropy(head(net(x)), y)
+
+    loss().backward()
+    before = [parameter.grad.clone() for parameter in (*head.parameters(), x) if parameter.grad is not None]
+    assert len(before) == 3
+    net.incubate(loss)
+    assert all(map(torch.equal, before, [parameter.grad for parameter in (*head.parameters(), x)]))
+    seed = net.seed("early")
+    assert seed is not None
+    assert all(parameter.grad is not None for parameter in seed.parameters())
+
+
+def test_an_optimizer_of_named_parameters_trains_seeds() -> None:
+    net = grown()
+    optimizer = torch.optim.Adam(net.module.named_parameters())
+    net.attach(optimizer)
+    seed = net.germinate("early", "conv_light")
+    assert optimizer.param_groups[-1]["param_names"] == [name for name, _ in seed.named_parameters()]
+    net.prune("early")
+    assert len(optimizer.param_groups) == 1
+
+
+def test_weights_that_are_restored_in_training_keep_the_optimizers_state() -> None:
+    net = active(grown())
+    optimizer = torch.optim.Adam(net.module.parameters(), lr=1e-2)
+    net.attach(optimizer)
+    seed, schedule = net.seed("early"), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)
+    loss_of(net)().backward()
+    optimizer.step()
+    best = copy.deepcopy(net.state_dict())
+    optimizer.step()
+    schedule.step()
+    net.load_state_dict(best)
+    assert net.seed("early") is seed
+    assert {group["lr"] for group in optimizer.param_groups} == {1e-3}
+    assert all(parameter in optimizer.state for parameter in net.slots.parameters())
+    assert all(torch.equal(value, best[name]) for name, value in net.state_dict().items() if isinstance(value, Tensor))
+    other = grown()
+    other.germinate("early", "norm")
+    other.attach(torch.optim.Adam(other.module.parameters()))
+    other.load_state_dict(best)
+    assert [name for name, _ in other.slots.named_parameters()] == [name for name, _ in net.slots.named_parameters()]
+
+
+def test_a_checkpoint_of_another_incubation_is_refused() -> None:
+    saved = active(grown()).state_dict()
+    with pytest.raises(ValueError, match=r"the checkpoint has incubation=none, but this module closed_loop: call esper\.grow"):
+        grown(incubation="closed_loop").load_state_dict(saved)
+    del saved["_extra_state"]["incubation"]  # as earlier versions wrote it
+    grown(incubation="closed_loop").load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("layers", "path", "example", "refused"),
+    [
+        (lambda: [nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4)], "1", (2, 3, 9), "slots: 1 is a BatchNorm1d, which takes the second"),
+        (lambda: [nn.TransformerEncoderLayer(8, 2)], "0", (5, 2, 8), "slots: 0 has the batch in the second of three axes"),
+        (lambda: [nn.TransformerEncoderLayer(8, 2, batch_first=True)], "0", (2, 5, 8), ""),
+        (lambda: [nn.Linear(8, 8), nn.BatchNorm1d(8)], "1", (4, 8), ""),
+    ],
+)
+def test_sequences_have_the_batch_first_and_the_channels_last(layers: Any, path: str, example: Any, refused: str) -> None:
+    module, x = nn.Sequential(*layers()), torch.randn(example)
+    if refused:
+        with pytest.raises(ValueError, match=f"^{refused}"):
+            esper.grow(module, [path], x)
+    else:
+        esper.grow(module, [path], x).germinate(path, "norm")
+
+
+def test_layers_that_may_have_their_channels_in_the_middle_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"^slot after 1: its output is taken for sequences \[B, T, C\], and other layers"):
+        esper.grow(nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU()), ["1"], torch.randn(2, 3, 9))
+
+
+@dataclass(kw_only=True, slots=True)
+class ScaledConfig(BlueprintConfig):
+    """A seed with a parameter without axes, and one that is frozen."""
+
+    def obstacle(self, slot: Any) -> str | None:
+        return None
+
+    def branch(self, slot: Any) -> nn.Module:
+        return Scaled(slot.channels)
+
+
+class Scaled(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.map = nn.Conv2d(channels, channels, 1)
+        self.temperature = nn.Parameter(torch.tensor(0.0))
+        self.fixed = nn.Parameter(torch.ones(1), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.temperature * self.fixed * self.map(x)
+
+
+def test_parameters_without_axes_train_and_frozen_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GROUPS["blueprint"], "scaled", ScaledConfig)
+    net = grown()
+    optimizer = torch.optim.SGD(net.module.parameters(), lr=0.1)
+    net.attach(optimizer)
+    seed: Any = net.germinate("early", "scaled")
+    for _ in range(3):
+        net.begin_epoch()
+        loss_of(net)().backward()
+        optimizer.step()
+    assert seed.temperature != 0
+    assert not seed.fixed.requires_grad
+    assert seed.fixed.grad is None
+    with net.without("early"):
+        assert not seed.temperature.requires_grad
+    assert seed.temperature.requires_grad
+
+
+def test_a_seed_after_a_layer_without_parameters_takes_the_precision_before_it() -> None:
+    class Single(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.float()
+
+    backbone = nn.Linear(4, 8).bfloat16()
+    net = esper.grow(nn.Sequential(backbone, Single(), nn.Linear(8, 8), nn.ReLU()), ["3"], torch.randn(2, 4).bfloat16())
+    seed = net.germinate("3", "mlp_small")
+    assert {parameter.dtype for parameter in seed.parameters()} == {torch.float32}
+    net.begin_epoch()
+    net(torch.randn(2, 4).bfloat16())
+
+
+def test_potential_is_measured_in_double_precision_and_takes_a_list() -> None:
+    net = grown()
+    with pytest.raises(ValueError, match=r"^blueprints must be a list, got 'norm': write blueprints=\['norm'\]"):
+        net.potential(loss_of(net), "norm")
+    single = net.potential(loss_of(net), ["conv_light"])["early"]["conv_light"]
+    torch.set_default_dtype(torch.float64)
+    try:
+        net.double()
+        x, y = batch()
+        double = net.potential(lambda: F.cross_entropy(net(x.double()), y), ["conv_light"])
+        assert double["early"]["conv_light"] == pytest.approx(single, rel=0.9), "its first weights are others"
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_replaced_submodule_has_no_slot() -> None:
+    net = esper.grow(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3)), ["1"], batch()[0])
+    net.module = nn.SyncBatchNorm.convert_sync_batchnorm(net.module)
+    with pytest.raises(ValueError, match=r"^slot 1 is gone, since submodule 1 was replaced: convert the module"):
+        net.germinate("1", "norm")
+
+
+def test_a_gate_that_needs_standard_errors_gets_them() -> None:
+    net = active(grown(gates=GatesConfig(min_contribution=0.0, contribution_z=1.64)))
+    moved(net.seed("early"))
+    x, y = batch()
+    with pytest.raises(ValueError, match=r"^gates\.contribution_z needs standard errors: let score\(\) return"):
+        net.contributions(lambda: float((net(x).argmax(1) == y).float().mean()))
+    net.contributions(lambda: (net(x).argmax(1) == y).float())
+
+
+def test_a_copy_has_no_optimizer() -> None:
+    net = active(grown())
+    optimizer = torch.optim.Adam(net.module.parameters())
+    net.attach(optimizer)
+    for again in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert again._groups is None, "nor its state of all parameters"
+        again.prune("early")
+    net.prune("early")
+    assert len(optimizer.param_groups) == 1
