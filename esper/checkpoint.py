@@ -188,7 +188,8 @@ def entries(path: Path | str) -> Generator[None]:
         if isinstance(error, ValueError) and type(error) is not ValueError:  # a sentence for the user
             raise
         what = f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
-        raise CheckpointError(f"{path} holds a state that does not fit ({what}): use a checkpoint written by Esper") from error
+        remedy = "use a checkpoint written by this version of Esper"
+        raise CheckpointError(f"{path} holds a state that does not fit ({what}): {remedy}") from error
 
 
 _ENTRIES = {"config": dict, "update": int, **dict.fromkeys(("hparams", "agent", "buffer", "env", "watch"), dict)}

@@ -210,7 +210,7 @@ BAD: list[tuple[str, str]] = [
         "agent=event_oracle reads the timetable of events, and this env=growth has none: add env.timetable=true, with a task ",
     ),
     ("agent=event_oracle task=digits_drift env.timetable=true agent.delay=20", "agent.delay=20 is after the end of the episode"),
-    ("agent=event_oracle env=sandbox", "agent=event_oracle reads the timetable of events"),
+    ("agent=event_oracle env=sandbox", "this env=sandbox has none: choose another agent"),
     ("agent=react_bandit agent.drop=0", "agent.drop must be"),
     ("agent.imitation=0.5", "agent.imitation=0.5 has no effect without a teacher"),
     ("agent.teacher=heuristic agent.imitation=0", "agent.imitation must be"),

@@ -27,6 +27,7 @@ class EventOracleConfig(BanditConfig):
     """A contextual bandit that observes only the timetable of a host. Whenever an event begins or ends, it plants the one seed
     with the highest predicted return, or none. It needs env.timetable=true, and shows how much it helps to know the events."""
 
+    needs_hosts: ClassVar[bool] = True
     needs_timetable: ClassVar[bool] = True
     delay: int = 0
     """Delay with which it reads the timetable, at least 0 [host epochs]. 0: it acts before the first epoch of an event; 1: after

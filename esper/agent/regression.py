@@ -1,6 +1,6 @@
 """Regressions of returns on observations: linear, or forests of regression trees."""
 
-# n samples, F features
+# n samples, F features, L penalties
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum

@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,8 +40,9 @@ from esper.telemetry.writers import check_writers
 from esper.training.config_io import to_plain
 from esper.training.resume import continued, load_newest
 from esper.training.run_folder import CHECKPOINTS, create, only_writer
+from esper.training.trained_agent import find_teacher
 
-HERE = ("joblib", "submitit_local")
+HERE = ("basic", "joblib", "submitit_local")
 """Launchers whose runs are processes on this machine."""
 USER_ERRORS = (ConfigError, TaskError, RewardError, FileError, DiskError, TrackerError, ClusterError, FloatingPointError)
 """Errors whose message is written for the user; the last is raised for hosts and policies that diverge. Any other error is a bug
@@ -280,21 +281,21 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
         shown = bool(configs) and "console" in check_writers(configs[0].telemetry.writers)
         rehearsal.end(configs[0].title() if shown and not many else "", shows=shown)
     # A config that is only printed, or that a launcher sends to other machines, need not run on this one.
-    asked, arms = list[object](), 0
-    here = [f"hydra/launcher={name}" for name in HERE]
-    elsewhere = any(override.startswith("hydra/launcher=") and override not in here for override in overrides)
-    for config in () if show or elsewhere else configs:
+    asked, teachers, arms = list[object](), set[str | None]([None]), 0
+    for config in () if show or _elsewhere(overrides) else configs:
         if config.resume is not None:
             if Path(config.resume) != folder:
                 raise ConfigError(f"a run is resumed in its own folder: leave out hydra.run.dir={folder}")
             config = continued(config, [override for override in overrides if not override.startswith("hydra.")])
-        key = [
-            getattr(config, name)
-            for name in ("resume", "env", "task", "host", "devices", "cluster", "hosts", "slots", "blueprint", "agent")
-        ]
-        if key not in asked:  # a begun sweep may need its teachers no more: each run looks
-            ready(config, trains=not (many and any(folder.glob(f"**/{CHECKPOINTS}/*.pt"))), folder=None if many else folder)
-            asked.append(key)
+        parts = ("resume", "env", "task", "host", "devices", "cluster", "hosts", "slots", "blueprint")
+        key = [*(getattr(config, name) for name in parts), type(config.agent), asdict(config.agent) | {"teacher": None}]
+        trains = not (many and any(folder.glob(f"**/{CHECKPOINTS}/*.pt")))  # a begun sweep may need none: each run looks
+        if key not in asked:
+            ready(config, trains=trains, folder=None if many else folder)
+        elif trains and config.agent.imitates not in teachers:
+            find_teacher(config)
+        asked.append(key)
+        teachers.add(config.agent.imitates)
     if many and configs and not show and not any(override.startswith("sweep=") for override in overrides):
         begin_sweep(len(configs))  # sweeps of experiments and tunings count their own runs
         if (alike := len(configs) - _different(configs)) > 0:
@@ -305,6 +306,13 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
         aside = {"seed": 0, "policy_seed": None, "telemetry": first.telemetry, "checkpoints": first.checkpoints}
         arms = _different([replace(config, **aside) for config in configs]) if len(tasks) == 1 else 0
     return (folder if show else create(folder)), arms
+
+
+def _elsewhere(overrides: Sequence[str]) -> bool:
+    """Return whether a launcher sends the runs to other machines."""
+    launcher = next((one.partition("=")[2] for one in overrides if one.startswith("hydra/launcher=")), "basic")
+    cluster = any(one.startswith("hydra.launcher.address=") for one in overrides)
+    return cluster if launcher == "esper_ray" else launcher not in HERE
 
 
 def _different(configs: Sequence[Config]) -> int:

@@ -1,7 +1,7 @@
 """Context of a run within its command: its name, its share of the machine, and its launcher.
 
-`hydra/launcher` chooses the launcher. This module supports the launchers in docs/experiments.md; with any other, each cell uses
-the whole machine.
+`hydra/launcher` chooses the launcher. This module supports the launchers in docs/howto/machines.md; with any other, each cell
+uses the whole machine.
 """
 
 import multiprocessing

@@ -203,7 +203,7 @@ class TuneSweeper(CellSweeper):
         """Return the reason why these overrides, valid one by one, do not fit together; None if they do."""
         try:
             with warnings.catch_warnings(action="ignore"):  # the run itself warns
-                config_of(overrides)
+                config_of(overrides, self.config.hydra.job.config_name if self.config else "config")
         except ConfigError as error:
             return str(error)
         return None

@@ -58,7 +58,7 @@ class Part(NamedTuple):
     name: str
     bytes: float
     keys: Sequence[str]
-    """The two keys that make it smaller."""
+    """Keys that make it smaller; empty if none does."""
 
 
 class HostSize(NamedTuple):

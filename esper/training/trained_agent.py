@@ -38,7 +38,11 @@ def trained_agent(config: AgentConfig, state: Mapping[str, Any], spec: EnvSpec, 
             built.load_state_dict(dict(state))
     except ValueError as error:  # its message is always one sentence for the user
         raise ConfigError(str(error)) from error
-    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+    except KeyError as error:
+        raise ConfigError(
+            f"the state of agent={option} in the checkpoint lacks {error}: another version of Esper saved it; train it again"
+        ) from error
+    except (TypeError, AttributeError, IndexError, RuntimeError) as error:
         what = " ".join(str(error).split())[:200]
         raise ConfigError(f"the state of agent={option} in the checkpoint is damaged ({what}): use another checkpoint") from error
     return built

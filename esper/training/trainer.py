@@ -236,7 +236,7 @@ class Trainer:
             mean_return: of the hosts of the last episode; not finite if a reward is not.
             improved: a search's own judgement, by discounted return; None for other controllers.
         """
-        better = self.best is None or mean_return > self.best["return"] if improved is None else improved == 1
+        better = self.best is None or not mean_return <= self.best["return"] if improved is None else improved == 1
         if better and math.isfinite(mean_return):
             saved = self.update + 1 if self.config.agent.one_episode else self.update
             self.best = {"update": saved, "played": self.update + 1, "return": mean_return}

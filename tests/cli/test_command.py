@@ -141,6 +141,10 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-m", "seed=range(0,1000000000)"], r"seed=range\(0,1000000000\) asks for 1000000000 runs: a sweep has 1 to 10000"),
         (["-m", "seed=glob(*)"], "asks for 0 runs"),
         (["-m", "hydra/launcher=jobilb", "seed=1,2"], "did you mean joblib?"),
+        (
+            ["-m", "hydra/launcher=joblib", "sweep=ab", "arms={a: agent.hidden=8, b: task=cifar10_baseline task.root=nowhere}"],
+            "the task needs nowhere/",
+        ),
         (["hydra.run.dir=/proc/nowhere/run"], "cannot write to /proc/nowhere/run"),
         (["-m", "hydra.sweep.dir=/dev/null/sweep", "seed=1,2"], "choose another hydra.sweep.dir"),
         (["-m", "seed=1,2", "hydra.sweep.subdir=same"], "gives several runs the folder same: leave it out"),
