@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,7 +40,6 @@ from esper.telemetry.writers import check_writers
 from esper.training.config_io import to_plain
 from esper.training.resume import continued, load_newest
 from esper.training.run_folder import CHECKPOINTS, create, only_writer
-from esper.training.trained_agent import find_teacher
 
 HERE = ("basic", "joblib", "submitit_local")
 """Launchers whose runs are processes on this machine."""
@@ -281,21 +280,19 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
         shown = bool(configs) and "console" in check_writers(configs[0].telemetry.writers)
         rehearsal.end(configs[0].title() if shown and not many else "", shows=shown)
     # A config that is only printed, or that a launcher sends to other machines, need not run on this one.
-    asked, teachers, arms = list[object](), set[str | None]([None]), 0
+    asked, arms = list[object](), 0
     for config in () if show or _elsewhere(overrides) else configs:
         if config.resume is not None:
             if Path(config.resume) != folder:
                 raise ConfigError(f"a run is resumed in its own folder: leave out hydra.run.dir={folder}")
             config = continued(config, [override for override in overrides if not override.startswith("hydra.")])
-        parts = ("resume", "env", "task", "host", "devices", "cluster", "hosts", "slots", "blueprint")
-        key = [*(getattr(config, name) for name in parts), type(config.agent), asdict(config.agent) | {"teacher": None}]
-        trains = not (many and any(folder.glob(f"**/{CHECKPOINTS}/*.pt")))  # a begun sweep may need none: each run looks
-        if key not in asked:
-            ready(config, trains=trains, folder=None if many else folder)
-        elif trains and config.agent.imitates not in teachers:
-            find_teacher(config)
-        asked.append(key)
-        teachers.add(config.agent.imitates)
+        key = [
+            getattr(config, name)
+            for name in ("resume", "env", "task", "host", "devices", "cluster", "hosts", "slots", "blueprint", "agent")
+        ]
+        if key not in asked:  # a begun sweep may need its teachers no more: each run looks
+            ready(config, trains=not (many and any(folder.glob(f"**/{CHECKPOINTS}/*.pt"))), folder=None if many else folder)
+            asked.append(key)
     if many and configs and not show and not any(override.startswith("sweep=") for override in overrides):
         begin_sweep(len(configs))  # sweeps of experiments and tunings count their own runs
         if (alike := len(configs) - _different(configs)) > 0:

@@ -124,6 +124,13 @@ def test_the_teacher_of_every_block_is_checked_before_the_first_run(policy: Path
     command._look_ahead(sweep, "config", many=True, show=False)
 
 
+def test_a_teacher_of_a_later_arm_that_does_not_fit_is_refused_before_the_first_run(bandit: Path, tmp_path: Path) -> None:
+    arms = f"arms={{rule: 'agent.teacher=heuristic', learned: 'agent.teacher={bandit}'}}"
+    words = command.spelled_out(["sweep=ab", "aa_control=false", "blueprint=[norm]", arms, f"hydra.sweep.dir={tmp_path}"])
+    with pytest.raises(ConfigError, match=rf"^agent\.teacher={bandit}: the ReactBandit learned to choose among"):
+        command._look_ahead(words, "config", many=True, show=False)
+
+
 def test_a_longer_run_does_not_imitate_again_and_needs_no_teacher_any_more(policy: Path, tmp_path: Path) -> None:
     teacher, folder = [*SANDBOX, f"agent.teacher={policy}", "agent.imitation=0.5"], tmp_path / "pupil"
     assert newest(policy)["teacher"] is None
