@@ -25,7 +25,7 @@ RENAMED = {
     "sparse/block-01": "sparse/seed-436482421",
 }
 """Part of a path in the earlier tree -> its name in this one."""
-DROPPED = {"/agent/returns", "policy/core_c", "/watch/streaks/", "aa_control/block"}
+DROPPED = {"/agent/returns", "policy/core_c", "host/all_off_accuracy", "/watch/streaks/", "aa_control/block"}
 """Parts of paths that were removed on purpose and may be missing."""
 ADDED = {
     "policy/skipped_fraction",
