@@ -21,6 +21,7 @@ from typing import Any, cast, get_args, get_type_hints
 import yaml
 
 from esper.config import CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, root_key, store_option
+from esper.hosts.custom import IMPORTED
 from esper.telemetry.writers import WRITERS, WriterConfig
 
 ENTRY_POINTS = "esper.parts"
@@ -110,7 +111,7 @@ def named_plugins() -> list[str]:
 
 
 def plugin_digests() -> dict[str, str]:
-    """Return the SHA-256 of the source of every plugin in this process, by module: of its package, or of its file."""
+    """Return the SHA-256 of the source of every plugin and custom host in this process, by module: of its package or file."""
     return {
         name: sha256(b"".join(path.read_bytes() for path in files if path.is_file())).hexdigest()  # one may have moved
         for name, files in _sources().items()
@@ -118,9 +119,9 @@ def plugin_digests() -> dict[str, str]:
 
 
 def _sources() -> dict[str, list[Path]]:
-    """Return the files of every plugin in this process, by module: those of its package, or its file."""
+    """Return the files of every plugin and custom host in this process, by module: those of its package, or its file."""
     found: dict[str, list[Path]] = {}
-    for name in [*_named, *_installed]:
+    for name in dict.fromkeys([*_named, *_installed, *IMPORTED]):
         if file := getattr(sys.modules.get(name), "__file__", None):
             top = sys.modules[name.partition(".")[0]]
             found[name] = sorted(Path(top.__path__[0]).rglob("*.py")) if hasattr(top, "__path__") else [Path(file)]

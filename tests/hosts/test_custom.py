@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from esper.config import ConfigError
 from esper.evaluate import main
 from esper.hosts.custom import CustomConfig
 from esper.task.digits import DigitsConfig
+from esper.training import provenance
 from esper.training.trainer import Trainer
 
 SHORT = [
@@ -150,6 +152,13 @@ def test_a_custom_host_trains_and_is_evaluated(tmp_path, capsys) -> None:
     main([f"checkpoint={tmp_path / 'run'}", "hosts=2", "controllers=[random]"])
     assert "random" in capsys.readouterr().out
     assert list((tmp_path / "run").glob("evaluation*.json"))
+
+
+@pytest.mark.usefixtures("on_the_path")
+def test_a_run_records_the_source_of_a_custom_host(tmp_path) -> None:
+    train(tmp_path / "run", "host.path=my_hosts:MyHost")
+    (record,) = provenance.read(tmp_path / "run" / provenance.FILE)
+    assert record["esper"]["plugins"]["my_hosts"] == sha256((tmp_path / "my_hosts.py").read_bytes()).hexdigest()
 
 
 @pytest.mark.usefixtures("on_the_path")
