@@ -8,7 +8,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from esper.config import GROUPS, MANY, Config, ConfigError, root_key, table_name, typed
+from esper.config import ALIASES, GROUPS, MANY, Config, ConfigError, root_key, table_name, typed
 from esper.plugins import load_plugins, module_of
 
 ADDED = {"cluster": "local"}
@@ -108,7 +108,7 @@ def dotted(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
-    """Return the config of a resumed run: the saved one with the permitted changes.
+    """Return the config of a resumed run: the saved one with the permitted changes. Overrides that change nothing are permitted.
 
     Args:
         saved: the config in the run's checkpoint.
@@ -119,15 +119,16 @@ def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
         ConfigError: an override asks for a change that is not permitted.
     """
     roots = [root_key(override) for override in overrides]
+    alike = {field.name for field in fields(Config) if getattr(asked, field.name) == getattr(saved, field.name)}
     for root, override in zip(roots, overrides, strict=True):
-        if root not in CHANGEABLE:
+        if root not in CHANGEABLE and ALIASES.get(root, root) not in alike:
             raise ConfigError(
                 f"{override} cannot change when a run is resumed (only {', '.join(CHANGEABLE)} can): leave it out or start a new "
                 "run"
             )
     config = from_plain(to_plain(saved))
     keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
-    for root, key in zip(roots, keys, strict=True):
+    for root, key in ((root, key) for root, key in zip(roots, keys, strict=True) if root in CHANGEABLE):
         *path, last = [root] if root in keys else key.split(".")  # a key within a group changes that key alone
         source, target = (reduce(getattr, path, one) for one in (asked, config))
         setattr(target, last, getattr(source, last))
