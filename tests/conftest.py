@@ -1,43 +1,28 @@
-"""What all tests share: one thread a process (more make small tensors slower), and the fixtures of several folders."""
-
-import os
-import sys
-from collections.abc import Iterator
-from copy import copy
-from pathlib import Path
+"""Loads what tests share, and orders them."""
 
 import pytest
-import torch
-from hydra.core.config_store import ConfigStore
 
-import esper.cli.command  # noqa: F401  (with it, Hydra composes faster)
-from esper import plugins
-from esper.config import ALIASES, GROUPS
-from esper.telemetry.writers import WRITERS
-from tests.composed import compose_once
-from tests.env_fixtures import gamma, make_env, plan_actions, random_actions, small_task  # noqa: F401  (fixtures)
-from tests.reference_host import float64, grown  # noqa: F401  (fixtures)
+SLOW = {
+    "test_benchmarks",
+    "test_example",
+    "test_examples",
+    "test_launch",
+    "test_notebook",
+    "test_packaging",
+    "test_ray_cluster",
+    "test_site",
+    "test_trackers",
+}
+"""Modules with tests, or fixtures, of many seconds."""
 
-torch.set_num_threads(1)
-compose_once()
-os.environ.pop("HYDRA_FULL_ERROR", None)  # with it, mistakes show their traceback instead of one sentence
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load tests/shared.py where tests run. It imports torch, for which xdist's controller would keep its workers waiting."""
+    deals = config.getoption("numprocesses", 0) and not config.option.collectonly
+    if not deals:
+        config.pluginmanager.import_plugin("tests.shared")
 
 
-@pytest.fixture
-def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Options that the test registers, and plugins that it imports, are gone after it."""
-    store = ConfigStore.instance()
-    tables = [*GROUPS.values(), WRITERS, *(store.repo[group] for group in (*GROUPS, *ALIASES))]
-    before = [copy(table) for table in tables]
-    imported: list[str] = []
-    load = plugins._import
-    monkeypatch.setattr(plugins, "_import", lambda name: (imported.append(name), load(name)))
-    monkeypatch.setattr(plugins, "_named", {})
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    yield
-    for table, kept in zip(tables, before, strict=True):
-        table.clear()
-        table.update(kept)
-    for name in imported:
-        sys.modules.pop(Path(name).stem if name.endswith(".py") else name, None)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let slow modules come first: of two processes, neither waits long for the other's last test."""
+    items.sort(key=lambda item: item.path.stem not in SLOW)

@@ -2,11 +2,14 @@
 
 import errno
 import io
-import json
 import os
+import random
+import signal
 import stat
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,10 @@ import pytest
 import torch
 
 from esper import checkpoint
-from esper.checkpoint import Checkpoints, load
+from esper.checkpoint import Checkpoints, load, update_of
 from esper.files import DiskError, write_whole
 from tests.checkpoint_help import assert_one_sentence, names
+from tests.forked import in_fork
 
 
 @pytest.fixture
@@ -157,95 +161,87 @@ def test_a_read_only_file_system(small_disk: Path) -> None:
     assert load(small_disk / "checkpoint_000001.pt") == {"u": 1}
 
 
-READ_ONLY = """
-import os, sys
-from pathlib import Path
-from esper.checkpoint import Checkpoints, load
-from esper.files import DiskError, write_whole
-folder = Path(sys.argv[1])
-load(folder / "checkpoint_000001.pt")  # imports what it needs, while it may read where that lies
-if os.geteuid() == 0:
-    os.setgid(65534); os.setuid(65534)
-try:
-    Checkpoints(folder).save({"u": 2}, 2)
-except DiskError as error:
-    print(error)
-print(load(folder / "checkpoint_000001.pt"))
-"""
-
-
 def test_a_folder_without_write_permission(tmp_path: Path) -> None:
-    """In a process without root's rights, since permission bits do not stop root."""
+    """In a fork without root's rights, since permission bits do not stop root."""
     Checkpoints(tmp_path).save({"u": 1}, 1)
     for parent in [tmp_path, *tmp_path.parents][:-1]:
         if not parent.stat().st_mode & 0o001 and os.geteuid() == 0:
             parent.chmod(parent.stat().st_mode | 0o011)
+
+    def save() -> dict[str, Any]:
+        if os.geteuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        error = ""
+        try:
+            Checkpoints(tmp_path).save({"u": 2}, 2)
+        except DiskError as refused:
+            error = str(refused)
+        return {"error": error, "kept": load(tmp_path / "checkpoint_000001.pt")}
+
+    load(tmp_path / "checkpoint_000001.pt")  # imports what it needs, while it may read where that lies
     tmp_path.chmod(0o555)
     try:
-        done = subprocess.run([sys.executable, "-c", READ_ONLY, tmp_path], capture_output=True, text=True, timeout=60)
+        found = in_fork(save)
     finally:
         tmp_path.chmod(0o755)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2, done.stderr
-    assert str(tmp_path) in lines[0]
-    assert "permission denied; choose a writable folder" in lines[0]
-    assert lines[1] == "{'u': 1}"
+    assert str(tmp_path) in found["error"]
+    assert "permission denied; choose a writable folder" in found["error"]
+    assert "\n" not in found["error"]
+    assert found["kept"] == {"u": 1}
 
 
 # ---- kill -9
 
 KILLS = 15
-HARNESS = """
-import json, os, random, signal, sys, time, warnings
-from pathlib import Path
-import torch
-from esper.checkpoint import Checkpoints, load, update_of
 
-torch.set_num_threads(1)
-warnings.simplefilter("error")  # a damaged newest checkpoint is only a warning elsewhere
-folder, kills, rng, halves, newest = Path(sys.argv[1]), int(sys.argv[2]), random.Random(1), 0, 0
 
-def forever(first):
+def save_forever(folder: Path, first: int) -> None:
     checkpoints = Checkpoints(folder)
     for update in range(first, 10**6):
         checkpoints.save({"update": update, "w": torch.full((300_000,), float(update))}, update)
 
-for kill in range(kills):
-    child = os.fork()
-    if child == 0:
-        try:
-            forever(newest + 1)
-        finally:
-            os._exit(1)
-    # Killed after a whole save, so that each life leaves a newer checkpoint than the last.
-    while not [path for path in Checkpoints(folder).paths() if update_of(path) > newest]:
-        if os.waitpid(child, os.WNOHANG)[0]:
-            sys.exit("the saving process ended by itself")
-        time.sleep(0.001)
-    time.sleep(rng.uniform(0, 0.05))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    halves += bool(list(folder.glob("*.tmp")))
-    path = Checkpoints(folder).latest()
-    state = load(path)
-    assert state["update"] > newest and bool((state["w"] == state["update"]).all()), path
-    newest = state["update"]
-Checkpoints(folder).save({"update": newest + 1}, newest + 1)
-assert len(Checkpoints(folder).paths()) == 2
-print(json.dumps({"newest": newest, "halves": halves, "left": [p.name for p in folder.glob("*.tmp")]}))
-"""
+
+def kill_while_saving(folder: Path) -> dict[str, Any]:
+    """Kill processes that save into a folder, and load what each leaves."""
+    signal.alarm(120)  # a fork has no other limit
+    warnings.simplefilter("error")  # a damaged newest checkpoint is only a warning elsewhere
+    rng, halves, newest = random.Random(1), 0, 0
+    for _ in range(KILLS):
+        if (child := os.fork()) == 0:
+            try:
+                signal.alarm(60)  # it outlives no parent that is stopped
+                save_forever(folder, newest + 1)
+            finally:
+                os._exit(1)
+        # Killed after a whole save, so that each life leaves a newer checkpoint than the last.
+        while not [path for path in Checkpoints(folder).paths() if update_of(path) > newest]:
+            if os.waitpid(child, os.WNOHANG)[0]:
+                raise RuntimeError("the saving process ended by itself")
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.05))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        halves += bool(list(folder.glob("*.tmp")))
+        path = Checkpoints(folder).latest()
+        assert path is not None
+        state = load(path)
+        assert state["update"] > newest
+        assert bool((state["w"] == state["update"]).all()), path
+        newest = state["update"]
+    Checkpoints(folder).save({"update": newest + 1}, newest + 1)
+    left = [path.name for path in folder.glob("*.tmp")]
+    return {"newest": newest, "halves": halves, "kept": len(Checkpoints(folder).paths()), "left": left}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
 def test_killed_at_any_time_the_newest_checkpoint_is_whole(folder: Path) -> None:
     """Forked children save without end and are killed, 15 times."""
     folder.mkdir()
-    command = [sys.executable, "-c", HARNESS, str(folder), str(KILLS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = in_fork(lambda: kill_while_saving(folder))
     assert report["newest"] >= KILLS
     assert report["halves"] > 0, "no kill hit a save that was under way, so this test showed nothing"
+    assert report["kept"] == 2
     assert report["left"] == []
 
 

@@ -21,12 +21,21 @@ NEEDED = {
     "buffer=window": ["agent.baseline=critic", "agent.twins=1"],
 }
 """Overrides that an option needs."""
+TOGETHER = ("optimiser", "gates", "blueprint", "devices", "reward", "governor", "telemetry")
+"""Groups whose options fit any of the others' options: the n-th ones of all are composed at once."""
+
+
+def override(group: str, number: int) -> str:
+    """Return the choice of an option by its number, counted around the table."""
+    name = [*C.GROUPS[group]][number % len(C.GROUPS[group])]
+    return f"{group}=[{name}]" if group in C.MANY else f"{group}={name}"
 
 
 @pytest.mark.parametrize(("group", "name"), OPTIONS)
 def test_every_option_composes_and_is_its_type(group: str, name: str) -> None:
-    override = f"{group}=[{name}]" if group in C.MANY else f"{group}={name}"
-    part = getattr(check([override, *NEEDED.get(override, ())]), group)
+    number = [*C.GROUPS[group]].index(name)
+    chosen = [override(other, number) for other in (TOGETHER if group in TOGETHER else [group])]
+    part = getattr(check([*chosen, *NEEDED.get(chosen[0], ())]), group)
     node = part[name] if group in C.MANY else part
     assert type(node) is C.GROUPS[group][name]
     assert not isinstance(part, dict) or list(part) == [name]

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -38,11 +39,13 @@ def page_of(path: Path) -> str:
     return re.sub(r"(?<=[^|\n])\n(?:  )?(?=[^\s|#*>-])", " ", path.read_text())
 
 
+@cache  # each file is read once: no test changes a table
 def values(record: str, outcome: str) -> pd.DataFrame:
     """Return an outcome of a record as a table of blocks by arms."""
     return pd.read_csv(ROOT / "experiments" / record / "comparison.csv").pivot(index="block", columns="arm", values=outcome)
 
 
+@cache
 def fixed_seed(outcome: str) -> pd.Series:
     """Return an outcome of the fixed seed that each block chose by accuracy on its training hosts, by block."""
     table = pd.read_csv(ROOT / "experiments" / "2026-11-23_fixed_seed" / "schedules.csv")
@@ -52,6 +55,7 @@ def fixed_seed(outcome: str) -> pd.Series:
     return held_out.set_index("block")[outcome]
 
 
+@cache
 def policy_record(outcome: str) -> pd.DataFrame:
     """Return an outcome of the record of the policy, with the fixed seed and the bandit as further arms."""
     bandit = pd.read_csv(ROOT / "experiments" / "2026-11-24_bandit" / "bandit.csv").set_index("block")[outcome]

@@ -3,6 +3,7 @@
 # N hosts, S slots, Q kinds, H heads
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -68,6 +69,12 @@ def by_hand(rules: SandboxRules) -> float:
 # ---- the optimum
 
 
+@cache
+def optimal(light_accuracy: float) -> Oracle:
+    """Return the optimal controller, which takes half a second to compute and keeps no state."""
+    return Oracle(replace(RULES, light_accuracy=light_accuracy))
+
+
 AT_ONCE = OneSeedConfig(min_prune_age=1, embargo=0, incubation=Incubation.none)
 """Seeds are active at once, so that a short episode has time to try one, remove it, and keep another."""
 
@@ -86,11 +93,12 @@ def test_the_optimum_matches_brute_force(steps: int, light_accuracy: float, slot
 def test_the_informed_value_matches_hand_calculation() -> None:
     """Planted in step 1, alpha 1/3, 2/3 and 1 in steps 2 to 4, then kept with a bonus of 4; rent from step 1."""
     light, heavy = ((1 / 3 + 2 / 3 + 8 - 1) + 4 - 10 * rent for rent in RULES.rent_K)
-    assert Oracle(RULES).informed_value == pytest.approx((light + heavy + light + 0) / 4, abs=1e-5)  # alpha is in float32
+    value = (light + heavy + light + 0) / 4
+    assert optimal(RULES.light_accuracy).informed_value == pytest.approx(value, abs=1e-5)  # alpha is in float32
 
 
 def test_the_optimal_controller_earns_the_optimum() -> None:
-    oracle = Oracle(RULES)
+    oracle = optimal(RULES.light_accuracy)
     return_N = play(Sandbox(RULES, num_hosts=5000, seed=1), oracle).reward_TN.sum(dim=0)
     error = float(return_N.std()) / len(return_N) ** 0.5
     assert abs(float(return_N.mean()) - oracle.value) < 4 * error
@@ -98,10 +106,10 @@ def test_the_optimal_controller_earns_the_optimum() -> None:
 
 
 def test_the_optimum_rises_with_light_accuracy() -> None:
-    values = [Oracle(replace(RULES, light_accuracy=light_accuracy)).value for light_accuracy in (1 / 3, 0.5, 0.7, 0.9)]
+    values = [optimal(light_accuracy).value for light_accuracy in (1 / 3, 0.5, RULES.light_accuracy, 0.9)]
     assert values == sorted(values)
     assert values[0] < 0.75 * values[2], "without the lights the optimum is far lower"
-    assert values[-1] < Oracle(RULES).informed_value
+    assert values[-1] < optimal(RULES.light_accuracy).informed_value
 
 
 def test_waiting_earns_zero_and_random_actions_less() -> None:
@@ -186,17 +194,25 @@ def test_twins_have_the_same_kind_and_lights() -> None:
 # ---- learning
 
 
+SHORT = SandboxRules(num_steps=5, worth_QSK=RULES.worth_QSK[:3], light_accuracy=0.8, slots=AT_ONCE)
+"""A shorter problem without barren hosts, to learn in seconds; learned_share.py runs the full one."""
+
+
+@pytest.fixture(scope="module")
+def judges() -> list[Judge]:
+    """Judges by the optimum, and by the optimum of a controller that does not see the lights."""
+    return [Judge(Oracle(rules), hosts=4000) for rules in (SHORT, replace(SHORT, light_accuracy=1 / 3))]
+
+
 @pytest.mark.parametrize("twins", [1, 2], ids=["critic", "default"])
-def test_ppo_comes_close_to_the_optimum_by_reading_the_lights(twins: int) -> None:
-    """A shorter problem without barren hosts, to learn in seconds; learned_share.py runs the full one."""
-    short = SandboxRules(num_steps=5, worth_QSK=RULES.worth_QSK[:3], light_accuracy=0.8, slots=AT_ONCE)
-    oracle, blind = Oracle(short), Oracle(replace(short, light_accuracy=1 / 3))
-    assert blind.value < 0.7 * oracle.value
-    agent = learn(short, seed=0, hosts=64, updates=40, twins=twins)
-    share, error = Judge(oracle, hosts=4000).share(agent)
+def test_ppo_comes_close_to_the_optimum_by_reading_the_lights(judges: list[Judge], twins: int) -> None:
+    seeing, blind = judges
+    assert blind.value < 0.7 * seeing.value
+    agent = learn(SHORT, seed=0, hosts=64, updates=40, twins=twins)
+    share, error = seeing.share(agent)
     assert share > 0.95
     assert share < 1 + 4 * error, "no controller exceeds the optimum"
-    in_the_dark, error = Judge(blind, hosts=4000).share(agent)
+    in_the_dark, error = blind.share(agent)
     assert in_the_dark < 1 + 4 * error
 
 

@@ -73,13 +73,13 @@ def test_the_gpu_script_names_devices_as_the_command_line_reads_them() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "code", "last"),
-    [(60, "print('1 passed'); exit(1)", "1 passed"), (3, "import time; print('slow', flush=True); time.sleep(60)", "slow")],
+    [(60, "print('1 passed'); exit(1)", "1 passed"), (2, "import time; print('slow', flush=True); time.sleep(60)", "slow")],
 )
 def test_the_gpu_script_keeps_what_its_tests_print(limit: int, code: str, last: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "TESTS", limit)
     monkeypatch.setattr(gpu, "PYTEST", [sys.executable, "-c", code])
     (row,) = gpu.run_tests(gpu.Clock(torch.device("cpu"), 1, quick=False), quick=False)
-    assert (row["tests"], row["exit"]) == (last, "1" if limit == 60 else "stopped after 3 s")
+    assert (row["tests"], row["exit"]) == (last, "1" if limit == 60 else "stopped after 2 s")
 
 
 def test_the_gpu_script_begins_no_row_that_would_not_end_in_time() -> None:

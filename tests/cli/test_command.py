@@ -1,9 +1,7 @@
-"""Commands as typed: in a process of their own only if the process matters."""
+"""Commands as typed, in the process of the tests; test_rehearsal.py and test_disturbed.py run processes of their own."""
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -23,22 +21,6 @@ from esper.train import main
 from esper.training.run_folder import LOCK
 
 ROOT = Path(__file__).parents[2]
-GPUS = "CUDA_VISIBLE_DEVICES"
-
-
-def in_a_process(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`python -m esper.train` in an empty folder, on a machine that shows no GPU."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [sys.executable, "-m", "esper.train", *words],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", GPUS: ""},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -72,10 +54,13 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["seed=abc"], "whole number"),
         (["reward.rent=-1"], "reward.rent must be"),
         (["seed=[1"], "cannot read"),
-        (["--multirun", "seed=1,2", "reward=shaped,spars"], "did you mean sparse?"),
+        (
+            ["--multirun", "seed=1,2", "reward=shaped,spars"],
+            rf"no option spars in group reward: choose from {', '.join(C.GROUPS['reward'])}; did you mean sparse\?$",
+        ),
         (["hydra.mode=MULTIRUN", "seed=1,-2"], "seed must be at least 0"),
         (["--cfg", "job", "sede=1"], "did you mean seed?"),
-        (["devices=[cuda:0,cuda:1]"], "not on this machine"),
+        (["reward=shaped", "devices=[cuda:0,cuda:1]"], r"devices=\[cuda:0\] is not on this machine"),
         (["-m", "devices=cpu,cuda:3"], "not on this machine"),
         (["devices=[auto,cpu]"], "same device"),
         (["task=cifar10_baseline"], "task.root"),
@@ -271,23 +256,6 @@ def test_main_gets_the_checked_config(monkeypatch: pytest.MonkeyPatch) -> None:
         cfg = compose("config", overrides=["reward=sparse", "hosts=4"])
     assert isinstance(cfg, DictConfig)
     assert C.typed(cfg) == check(["reward=sparse", "hosts=4"])
-
-
-def test_a_bad_command_in_a_process_of_its_own(tmp_path: Path) -> None:
-    done = in_a_process("-m", "reward=shaped,spars", "seed=1,2", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    modes = ", ".join(C.GROUPS["reward"])
-    assert done.stderr == f"esper: there is no option spars in group reward: choose from {modes}; did you mean sparse?\n"
-    assert not list(tmp_path.iterdir())
-
-
-def test_missing_gpus_are_one_sentence(ask, tmp_path: Path) -> None:
-    code, errors, reached = ask("reward=shaped", "devices=[cuda:0,cuda:1]")
-    assert (code, reached) == (2, False)
-    assert len(errors.splitlines()) == 1
-    assert "devices=[cuda:0] is not on this machine" in errors
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import yaml
 
 import esper
 from esper import config as C
@@ -18,23 +19,41 @@ from esper.optimisers.sgd import NesterovConfig, SGDConfig
 from esper.task.digits import DigitsConfig
 
 
+def replaced(preset: str) -> tuple[str, ...]:
+    """Return the groups whose options a preset of a task replaces."""
+    defaults = yaml.safe_load((C.CONF / "task" / f"{preset}.yaml").read_text())["defaults"]
+    return tuple(sorted(key for choice in defaults if isinstance(choice, dict) for key in choice))
+
+
 @pytest.mark.parametrize("name", yaml_names("task"))
 def test_every_preset_of_a_task_has_another_host(name: str) -> None:
     config = check([f"task={name}"])
     base = check([f"task={C.table_name('task', type(config.task))}"])
     assert (config.task == base.task) == (not config.host.frozen), "a world of deployed hosts has keys of its own"
     assert config.host != base.host
+    assert set(yaml.safe_load((C.CONF / "task" / f"{name}.yaml").read_text())) <= {"defaults", "task"}
+
+
+@pytest.mark.parametrize("name", {replaced(name): name for name in yaml_names("task")}.values())
+def test_what_is_chosen_replaces_what_a_preset_brings(name: str) -> None:
+    """With one preset for every set of groups that a preset replaces."""
     chosen = check([f"task={name}", "slots=one_seed", "env=growth", "reward=sparse", "blueprint=[norm]"])
     plain = check(["slots=one_seed", "env=growth", "reward=sparse"])
-    assert (chosen.slots, chosen.env, chosen.reward) == (plain.slots, plain.env, plain.reward), "what is chosen holds"
+    assert (chosen.slots, chosen.env, chosen.reward) == (plain.slots, plain.env, plain.reward)
     assert list(chosen.blueprint) == ["norm"]
 
 
 @pytest.mark.parametrize("name", list(C.GROUPS["task"]))
-def test_a_task_comes_with_its_default_host_and_takes_another(name: str) -> None:
+def test_a_task_comes_with_its_default_host(name: str) -> None:
     default = check([f"task={name}"])
     chosen = C.GROUPS["task"][name].default_host
     assert check([f"host={chosen}", f"task={name}"]) == default
+
+
+@pytest.mark.parametrize("name", {kind.default_host: name for name, kind in C.GROUPS["task"].items()}.values())
+def test_the_host_of_a_task_replaces_that_of_an_experiment_and_is_replaced_by_a_choice(name: str) -> None:
+    """With one task for every default host."""
+    default = check([f"task={name}"])
     assert check([f"experiment={'python_text' if name == 'digits' else 'healthy'}", f"task={name}"]).host == default.host
     mine = ["host=custom", "host.path=mine:Host", "task.instances=healthy"]
     context = default.host.sequence_length()

@@ -1,5 +1,6 @@
 """What an oracle is told, and hosts whose growth potential nobody measures."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ from esper.task.instances import Split
 from esper.training.environment import build_env
 
 TINY = ["task=digits_drift", "hosts=6", "steps=18", "telemetry=quiet", "task.epoch_samples=128", "task.valid_samples=64"]
+TINY += ["task.pretrain=1", "task.pretrain_pool=2"]
 
 
 def test_foresight_is_the_timetable() -> None:
@@ -37,8 +39,9 @@ def test_a_drift_replaces_the_one_before_it_and_arrivals_add_up() -> None:
     np.testing.assert_allclose(seen, [2, 4 / 5])
 
 
-def test_the_timetable_is_observed_on_request_only_and_changes_nothing_else() -> None:
-    plain, told = (build_env(check([*TINY, *more]), split=Split.TRAINING) for more in ([], ["env.timetable=true"]))
+def test_the_timetable_is_observed_on_request_only_and_changes_nothing_else(tmp_path: Path) -> None:
+    common = [*TINY, f"task.pretrain_folder={tmp_path}"]
+    plain, told = (build_env(check([*common, *more]), split=Split.TRAINING) for more in ([], ["env.timetable=true"]))
     size = len(plain.layout.feature_names)
     assert plain.layout.feature_names == told.layout.feature_names[:size]
     assert not any("event" in name for name in plain.layout.feature_names)
@@ -52,8 +55,8 @@ def test_the_timetable_is_observed_on_request_only_and_changes_nothing_else() ->
     assert both[1]["features"][:, size:].any()
 
 
-def test_without_potential_nothing_is_known_before_a_trial() -> None:
-    env = build_env(check([*TINY, "env.potential=false"]), split=Split.TRAINING)
+def test_without_potential_nothing_is_known_before_a_trial(tmp_path: Path) -> None:
+    env = build_env(check([*TINY, f"task.pretrain_folder={tmp_path}", "env.potential=false"]), split=Split.TRAINING)
     names = env.layout.slot_feature_names
     seen = env.reset()[0]
     for _ in range(3):

@@ -173,6 +173,7 @@ def test_the_console_counts_collapsed_runs(monkeypatch: pytest.MonkeyPatch) -> N
     assert f"a and {AA_CONTROL}: {AA_CONTROL} collapsed in 1 of 12 runs (block 4)" in " ".join(text.getvalue().split())
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_one_arm_and_its_control_have_a_report(found: S.Comparison, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(S, "find_runs", lambda *_: [run for run in found.runs if run.arm != "b"])
     planned = Design(arms={"a": [], AA_CONTROL: []}, blocks=12, root=0, common=[], plan=AnalysisPlan(looks=[12]))
@@ -185,6 +186,7 @@ def test_one_arm_and_its_control_have_a_report(found: S.Comparison, monkeypatch:
     assert [verdict.strip()[:36] for verdict in verdicts] == ["no verdict: a is the only arm beside"]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
     names = [path.name for path in write(found, tmp_path, "python -m esper.compare x")]
     assert names == FILES
@@ -234,6 +236,7 @@ def test_figures_are_written_in_the_format(found: S.Comparison, tmp_path: Path, 
     assert all(paths[name].read_bytes().startswith(magic) for name in set(paths) - {*FILES})
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_an_exploratory_comparison_replaces_no_planned_report(found: S.Comparison, tmp_path: Path) -> None:
     def report(**settings: Any) -> str:
         return write(replace(found, config=replace(found.config, **settings)), tmp_path, "")[0].name
@@ -246,6 +249,7 @@ def test_an_exploratory_comparison_replaces_no_planned_report(found: S.Compariso
     assert report(baselines=[]) == "report_no_baselines.html"
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_json_holds_no_nan(found: S.Comparison, tmp_path: Path) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")

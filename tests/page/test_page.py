@@ -237,12 +237,15 @@ def test_a_browser_slides_sorts_points_and_chooses(folder: Path, tmp_path: Path)
     tables = [read_trace(path) for path in (folder / "trace").iterdir()]
     stages = {stage for one in tables for name, values in one.items() if ".stage" in name for stage in values}
     assert {*seen["legend"]} == stages - {"dormant", None}, "the legend has the stages that occur"
-    assert seen["marks"] > 0
-    assert f"{seen['marks']} seeds" in seen["scatter"]
+    trace = read_trace(trace_of_evaluation(folder, 2, 4, "policy"))
+    planted = [row for row, op in enumerate(trace["op"]) if op == "germinate" and not trace["refused"][row]]
+    later = [trace[f"{trace['slot'][row]}.contribution"][row : row - row % 8 + 8] for row in planted]
+    measured = sum(any(value is not None for value in values) for values in later)
+    assert seen["marks"] == measured > 1, "each seed with a measured contribution has a mark, if there are two or more"
+    assert f"{measured} seeds" in seen["scatter"]
     assert "ank correlation" in seen["scatter"]
     assert seen["first"] == "update 1, training hosts"
-    returns = read_trace(trace_of_evaluation(folder, 2, 4, "policy"))["return"][7::8]
-    assert seen["order"] == np.argsort(np.array(returns, dtype=float)).tolist()
+    assert seen["order"] == np.argsort(np.array(trace["return"][7::8], dtype=float)).tolist()
     assert f"host {seen['order'][0]}, epoch 1operation" in seen["tip"], "the first arrow shows the first epoch"
     assert "operation" in seen["live"]
     assert seen["which"] == f"host {seen['order'][1]}"

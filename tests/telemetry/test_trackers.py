@@ -3,22 +3,25 @@
 import sys
 import time
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from joblib.externals.loky.backend import context
 
+from esper.cli.overrides import check
 from esper.telemetry.base import RunInfo
 from esper.telemetry.config import QuietConfig
 from esper.telemetry.csv import CsvWriter, read_table
+from esper.telemetry.tracker import TrackerError
 from tests.forked import Forked, run_forked
 from tests.telemetry.tracker_fixtures import (
-    ALL,
     READ,
     RICH,
     SETTINGS,
     SMALL,
     TRACKERS,
+    Table,
     aim_run,
     go_on,
     identity,
@@ -29,9 +32,12 @@ from tests.telemetry.tracker_fixtures import (
     train,
     wandb_records,
     warm,
+    writers,
     written,
 )
 
+PRESENT = ["csv", *(name for name in needs if find_spec(name))]
+"""Trackers that are installed."""
 EXPECTED = {"seed": 3, "reward": "shaped", "env": "sandbox"}
 """Some of the hyperparameters of a run."""
 
@@ -79,37 +85,42 @@ def shown_by_aim(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / ".aim_artifacts" / id).iterdir()} == {"config.yaml", "run.html"}
 
 
+def recorded(tmp_path: Path) -> dict[str, Table]:
+    """Return what every tracker holds of the run."""
+    return {name: READ[name](tmp_path) for name in PRESENT}
+
+
 SHOWN = {"csv": shown_by_csv, "mlflow": shown_by_mlflow, "wandb": shown_by_wandb, "aim": shown_by_aim}
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_command_records_every_update_and_the_rest_of_the_run(name: str, tmp_path: Path) -> None:
-    shown = ["telemetry.detail_every=2", "telemetry.page_hosts=2", f"telemetry.writers=[jsonl,{RICH[name]}]"]
+def test_a_command_records_every_update_and_the_rest_of_the_run(tmp_path: Path) -> None:
+    """One run for all trackers: it takes longer than their records."""
+    shown = ["telemetry.detail_every=2", "telemetry.page_hosts=2", writers(PRESENT, RICH)]
     warnings = train(tmp_path, *SMALL, "seed=3", "updates=2", "hydra.run.dir=run", *shown)
-    assert name not in warnings
+    assert not [name for name in PRESENT if name in warnings]
     table = written(tmp_path / "run")
-    assert READ[name](tmp_path) == table
     assert list(table) == [1, 2]
     assert any(tag.startswith("time/") for tag in table[1])
     assert table[2].keys() > table[1].keys(), "details come every second update, so columns are added"
-    SHOWN[name](tmp_path)
+    assert recorded(tmp_path) == dict.fromkeys(PRESENT, table)  # names all trackers that differ
+    for name in PRESENT:
+        SHOWN[name](tmp_path)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_repeated_updates_are_recorded_once_and_missing_ones_are_sent(name: str, tmp_path: Path) -> None:
-    go_on(tmp_path, "", "updates=2")
-    go_on(tmp_path, name, "updates=3")
-    run, id = tmp_path / "run", identity(tmp_path / "run", name)
+def test_repeated_updates_are_recorded_once_and_missing_ones_are_sent(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    go_on(tmp_path, [], "updates=2")
+    go_on(tmp_path, PRESENT, "updates=3")
+    ids = {name: identity(run, name) for name in PRESENT}
     before = written(run)
-    assert READ[name](tmp_path) == before, "a writer that comes later has all updates"
+    assert recorded(tmp_path) == dict.fromkeys(PRESENT, before), "a writer that comes later has all updates"
     (run / "checkpoints" / "checkpoint_000003.pt").unlink()
-    go_on(tmp_path, name, "updates=4")
+    go_on(tmp_path, PRESENT, "updates=4")
     table = written(run)
-    assert identity(run, name) == id
+    assert {name: identity(run, name) for name in PRESENT} == ids
     assert list(table) == [1, 2, 3, 4]
-    if name != "csv":  # trackers keep the first record of a repeated update, which differs in its times only
-        table[3] = before[3]
-    assert READ[name](tmp_path) == table
+    first = table | {3: before[3]}  # trackers keep the first record of a repeated update, which differs in its times only
+    assert recorded(tmp_path) == {name: table if name == "csv" else first for name in PRESENT}
 
 
 def test_runs_of_a_sweep_are_runs_of_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,9 +130,8 @@ def test_runs_of_a_sweep_are_runs_of_a_group(tmp_path: Path, monkeypatch: pytest
     for library in needs:
         pytest.importorskip(library)
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    writers = f"telemetry.writers=[jsonl,{','.join(SETTINGS.values())}]"
     launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=both"]
-    train(tmp_path, "-m", *SMALL, "updates=1", "seed=1,2", writers, *launcher)
+    train(tmp_path, "-m", *SMALL, "updates=1", "seed=1,2", writers(SETTINGS), *launcher)
     group = f"{tmp_path.name}/both"
     for name in ("0", "1"):
         run = f"both/{name}"
@@ -139,8 +149,7 @@ def test_runs_of_a_sweep_are_runs_of_a_group(tmp_path: Path, monkeypatch: pytest
 def test_a_killed_run_goes_on_without_a_gap(name: str, tmp_path: Path) -> None:
     """A tracker's own process and its locks do not survive as ours would."""
     warm(name)
-    writers = f"telemetry.writers=[jsonl,{SETTINGS[name]}]"
-    process = Forked("esper.train", *SMALL, "updates=100000", writers, "hydra.run.dir=run", cwd=tmp_path)
+    process = Forked("esper.train", *SMALL, "updates=100000", writers([name]), "hydra.run.dir=run", cwd=tmp_path)
     checkpoints = tmp_path / "run" / "checkpoints"
     deadline = time.monotonic() + 60
     while not (checkpoints / "checkpoint_000005.pt").exists() and process.poll() is None and time.monotonic() < deadline:
@@ -157,15 +166,16 @@ def test_a_killed_run_goes_on_without_a_gap(name: str, tmp_path: Path) -> None:
 # ---- mistakes
 
 
-@pytest.mark.parametrize("name", ["mlflow", "wandb", "aim"])
-def test_a_missing_library_is_one_sentence(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, name, None)
-    done = run_forked("esper.train", *SMALL, f"telemetry.writers=[jsonl,{SETTINGS[name]}]", "hydra.run.dir=run", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"esper: telemetry.writers={name} needs its library: install the extra trackers, as in "
-        "pip install -c constraints.txt -e '.[trackers]'\n"
-    )
+def test_a_missing_library_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence = "telemetry.writers={} needs its library: install the extra trackers, as in "
+    sentence += "pip install -c constraints.txt -e '.[trackers]'"
+    for name in needs:
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(TrackerError) as error:
+            check([writers([name])]).telemetry.ready()
+        assert str(error.value) == sentence.format(name)
+    done = run_forked("esper.train", *SMALL, writers(["aim"]), "hydra.run.dir=run", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"esper: {sentence.format('aim')}\n")
     assert not (tmp_path / "run").exists()
 
 

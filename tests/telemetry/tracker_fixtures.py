@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -85,6 +85,11 @@ def warm(name: str) -> None:
         Trainer(check([*SMALL, "updates=1"]), folder).run()
 
 
+def writers(names: Iterable[str], settings: Mapping[str, str] = SETTINGS) -> str:
+    """Return the override that chooses these writers beside JSON lines."""
+    return f"telemetry.writers=[{','.join(['jsonl', *(settings[name] for name in names)])}]"
+
+
 def train(tmp_path: Path, *overrides: str) -> str:
     """Run a command in `tmp_path`, and return what it printed for people."""
     for name in SETTINGS:
@@ -96,10 +101,11 @@ def train(tmp_path: Path, *overrides: str) -> str:
     return done.stderr
 
 
-def go_on(tmp_path: Path, name: str, *overrides: str) -> None:
+def go_on(tmp_path: Path, names: Sequence[str], *overrides: str) -> None:
     """Run, or resume, in `run`, in a fork without a command: a second faster."""
-    config = check([*SMALL, f"telemetry.writers=[jsonl{name and ','}{SETTINGS.get(name, '')}]", *overrides])
-    warm(name)
+    config = check([*SMALL, writers(names), *overrides])
+    for name in ("", *names):
+        warm(name)
 
     def run() -> dict[str, Any]:
         os.chdir(tmp_path)

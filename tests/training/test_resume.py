@@ -125,7 +125,7 @@ def test_a_finished_run_is_left_alone(whole, tmp_path, monkeypatch):
         ["agent=ppo_mlp"],
         ["agent.chunk=3", "agent.surrogate=per_head", "agent.wait_bias=-1"],
         ["optimiser=adamw", "optimiser.schedule=one_cycle", "optimiser.seeds.warmup_batches=3", "optimiser.micro_batches=2"],
-        ["devices=[cpu]", "devices.cpu.precision=bf16"],
+        ["devices.auto.precision=bf16"],
         ["devices=[cpu]", "devices.cpu.precision=fp16"],
     ],
     ids=["mlp", "options", "optimiser", "bf16", "fp16"],
@@ -139,7 +139,16 @@ def test_other_learners_resume_bit_for_bit_and_are_evaluated(overrides, tmp_path
         assert state["update"] == updates
         return state["agent"]
 
-    whole = run("whole", 2)
+    fp16 = "devices.cpu.precision=fp16" in overrides
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if fp16 else "error", UserNotice)  # fp16 is slow on a CPU
+        whole = run("whole", 2)
+    for row in untimed(tmp_path / "whole"):
+        assert ("host/loss_scale" in row) == ("governor/overflows" in row) == fp16
+        if fp16:
+            assert 1 <= row["host/loss_scale"] <= 4096
+            assert row["governor/overflows"] >= 0
+            assert row["governor/rollbacks_nonfinite"] == 0
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     find_checkpoint(str(tmp_path / "parts"), "resume").unlink()  # as if killed in its second update
     assert same(run("parts", 2), whole)

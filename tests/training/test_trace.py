@@ -96,8 +96,9 @@ def test_potential_is_the_one_that_the_controller_saw(trace) -> None:
     assert (steps[0].observation.slots != steps[1].observation.slots).any()
 
 
-def test_events_of_the_world_stand_in_the_epoch_in_which_they_start() -> None:
-    table, _, episode = traced("task=digits_arrivals", "steps=20", "slots=one", "hosts=3")
+def test_events_of_the_world_stand_in_the_epoch_in_which_they_start(tmp_path: Path) -> None:
+    pretrained = ["task.pretrain=1", "task.pretrain_pool=2", f"task.pretrain_folder={tmp_path}"]
+    table, _, episode = traced("task=digits_arrivals", *pretrained, "steps=20", "slots=one", "hosts=3")
     frame = pd.DataFrame(table)
     starts = {
         (host, event.start + 1, event.kind) for host, one in enumerate(episode.timetable) for event in one if event.start < 20
