@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from esper.stats.sign_flip import sign_flip
 from experiments.gap import RIVALS, closed
 from tests.records.tables import LOG, README, ROOT, WORLDS, page_of, percent, shown, values
 
@@ -172,3 +173,20 @@ def test_the_record_of_foresight_tells_its_numbers() -> None:
                 assert arm != "ppo" or cells.partition(" | ")[2] in " ".join(page.split())
         assert f"{(table['oracle'] - table['late']).mean():.1f}" in page.partition("agent.delay=1")[2][:300]
         assert f"{(table['late'] - table[best]).mean():.1f}" in page.partition("agent.delay=1")[2][:300]
+
+
+def test_the_record_of_foresight_in_the_deep_world_tells_its_numbers() -> None:
+    record, gate = "2026-11-28_deep_foresight", values("2026-11-27_deep_gate", "return")
+    text, table = page_of(ROOT / "experiments" / record / "README.md"), gate.join(values(record, "return"))
+    for arm in ("oracle", "react", "fixed", "react_bandit", "wait"):
+        found = sign_flip((table["late"] - table[arm]).to_numpy()).interval
+        assert f"| {table[arm].mean():.2f} | {found.mean:.2f} ({found.low:.2f} to {found.high:.2f}) |\n" in text, arm
+    assert f"| late oracle | {table['late'].mean():.2f} | |\n" in text
+    best = max(RIVALS, key=lambda arm: table[arm].mean())
+    lead, foresight = table["late"] - table[best], table["oracle"] - table["late"]
+    assert lead.mean() < 3, "the gate"
+    assert f"leads the best rule by {shown(lead, ' points of return')}), where" in text
+    assert f"leads the best rule by {shown(lead, ' points')}), where" in page_of(LOG)
+    assert f"leads the best rule by only {shown(lead)}; [record]" in page_of(WORLDS)
+    assert f"the one epoch is worth {shown(foresight, ' of that')})" in text
+    assert f"is worth {foresight.mean():.1f} points" in page_of(WORLDS)
