@@ -265,8 +265,8 @@ def unknown_controller(key: str, name: str, known: Sequence[str]) -> str:
     """
     if name in GROUPS["agent"]:
         return (
-            f"{key}={name} may need training, or keys that are not set here: choose from {', '.join(known)}; an agent of your "
-            "own that needs neither says so by standalone = True in its config"
+            f"{key}={name} may need training, or keys that are not set here: train it with agent={name}, or choose from "
+            f"{', '.join(known)}; an agent of your own that needs neither says so by standalone = True in its config"
         )
     return f"{key}={name} is not known: choose from {', '.join(known)}{did_you_mean(name, list(known))}"
 

@@ -85,8 +85,8 @@ def test_the_commands_about_worlds_are_valid(tmp_path: Path, monkeypatch: pytest
     page = (ROOT / "docs" / "worlds.md").read_text()
     single, sweep = re.findall(r"```bash\npython -m esper.train (.*?)\n```", page)
     words = [word for word in shlex.split(single) if word != "updates=2"]
-    small = ["updates=1", "hosts=4", "agent.minibatches=1", f"hydra.run.dir={tmp_path}", f"task.pretrain_folder={tmp_path}/hosts"]
-    small += ["agent.epochs=1", "task.pretrain=1", "task.pretrain_pool=4", "telemetry.page_hosts=0"]
+    small = ["updates=1", "hosts=4", f"hydra.run.dir={tmp_path}", f"task.pretrain_folder={tmp_path}/hosts"]
+    small += ["task.pretrain=1", "task.pretrain_pool=4", "telemetry.page_hosts=0"]
     done = run_forked("esper.train", *words, *small, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert len(check_sweep(spelled_out(shlex.split(sweep.removeprefix("-m "))))) == 5

@@ -320,4 +320,4 @@ class Bandit(Learner):
         best = np.argmax(self._predict(self._memory.seen), axis=1)
         counts = np.bincount(best, minlength=len(self.names)) / max(1, len(best))
         shown = [f"{self.names[i]} {100 * counts[i]:.0f} %" for i in np.argsort(-counts, kind="stable")[:3] if counts[i] > 0]
-        return [("bandit plants", ", ".join(shown))]
+        return [("bandit would now plant", ", ".join(shown))]

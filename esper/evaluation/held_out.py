@@ -38,7 +38,8 @@ from esper.training.config_io import from_plain
 from esper.training.environment import build_env
 from esper.training.estimate import check_memory
 from esper.training.play import play
-from esper.training.resume import load_found, warn_of_other_data
+from esper.training.provenance import warn_of_changed_parts
+from esper.training.resume import load_found, run_of, warn_of_other_data
 from esper.training.trained_agent import trained_agent
 
 ORACLE = "oracle schedule by kind"
@@ -168,7 +169,10 @@ class Evaluation:
         """The file that was loaded, and the digest of what was read; a training that goes on may have removed it since."""
         self.unseen = 0
         """Number of hosts whose kind was not among those that the last oracle was chosen on."""
-        self.env = self._built(self.config)
+        try:
+            self.env = self._built(self.config)
+        except ValueError as error:  # such as a host class that has moved
+            raise ConfigError(str(error)) from error
         if env_state is not None and not overrides:
             self.env.prepare(env_state)
 
@@ -189,6 +193,7 @@ class Evaluation:
             updates=state["update"],
         )
         found.checkpoint, found.digest = path, digest
+        warn_of_changed_parts(run_of(path))
         if not any(root_key(override) in ("task", "host") for override in overrides):
             warn_of_other_data(state, found.env.hparams())
         return found

@@ -119,12 +119,19 @@ def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
         ConfigError: an override asks for a change that is not permitted.
     """
     roots = [root_key(override) for override in overrides]
-    alike = {field.name for field in fields(Config) if getattr(asked, field.name) == getattr(saved, field.name)}
+    before, now = flat(to_plain(saved)), flat(to_plain(asked))
+    groups = {field.name for field in fields(Config)}
     for root, override in zip(roots, overrides, strict=True):
-        if root not in CHANGEABLE and ALIASES.get(root, root) not in alike:
+        if root in CHANGEABLE:
+            continue
+        group = ALIASES.get(root, root)
+        part = [key for key in now | before if key.split(".")[0] == group and now.get(key) != before.get(key)]
+        if part or group not in groups:
+            free = ", ".join(key for key in CHANGEABLE if key != "resume")
+            which = f", which has {part[0]}={before.get(part[0])}, not {now.get(part[0])}" if part else ""
             raise ConfigError(
-                f"{override} cannot change when a run is resumed (only {', '.join(CHANGEABLE)} can): leave it out or start a new "
-                "run"
+                f"{override} cannot change when a run is resumed{which} (only {free} can): leave it out, repeat "
+                "all overrides of the run, or start a new run"
             )
     config = from_plain(to_plain(saved))
     keys = [override.lstrip("+~").partition("=")[0] for override in overrides]

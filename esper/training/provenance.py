@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
@@ -162,6 +163,15 @@ def seconds_spent(path: Path) -> float:
         ConfigError: the file is damaged.
     """
     return float(sum(record.get("wall_seconds", 0.0) for record in read(path)))
+
+
+def warn_of_changed_parts(run: Path) -> None:
+    """Warn if a plugin or a custom host of this process has another source than when the run in a folder was last trained."""
+    with suppress(ConfigError):  # a damaged file is reported where it is needed
+        before = [record.get("esper") or {} for record in read(run / FILE)][-1:]
+        for name, digest in plugin_digests().items():
+            if any(one.get("plugins", {}).get(name, digest) != digest for one in before):
+                warnings.warn(f"the source of {name} has changed since this run was trained: numbers may differ", stacklevel=3)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ from esper.training.environment import build_env
 from esper.training.estimate import estimate
 from esper.training.interrupt import Stopped, StopRequest, stop_signals
 from esper.training.play import play
-from esper.training.provenance import FILE, Provenance, read, seconds_spent
+from esper.training.provenance import FILE, Provenance, read, seconds_spent, warn_of_changed_parts
 from esper.training.resume import check_data
 from esper.training.run_folder import CHECKPOINTS, only_writer
 from esper.training.trace import Trace
@@ -275,6 +275,7 @@ class Trainer:
                 f"{self.folder} holds a run with a different {differs}: choose another folder, or leave {differs} as it was"
             )
         check_data(state, self.env.hparams())
+        warn_of_changed_parts(self.folder)
         with entries(newest):
             self.update, self.best = state["update"], state["best"]
             self.watch.load_state_dict(state["watch"])

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +13,7 @@ from esper.cli.overrides import check
 from esper.cli.readiness import ready
 from esper.config import ConfigError
 from esper.evaluate import main
+from esper.evaluation.held_out import Evaluation
 from esper.hosts.custom import CustomConfig
 from esper.task.digits import DigitsConfig
 from esper.training import provenance
@@ -159,6 +161,26 @@ def test_a_run_records_the_source_of_a_custom_host(tmp_path) -> None:
     train(tmp_path / "run", "host.path=my_hosts:MyHost")
     (record,) = provenance.read(tmp_path / "run" / provenance.FILE)
     assert record["esper"]["plugins"]["my_hosts"] == sha256((tmp_path / "my_hosts.py").read_bytes()).hexdigest()
+
+
+@pytest.mark.usefixtures("on_the_path")
+def test_an_edited_host_is_noticed_and_a_lost_one_is_one_sentence(tmp_path, monkeypatch) -> None:
+    overrides = [*SHORT, "host.path=my_hosts:MyHost"]
+    Trainer(check(overrides), tmp_path / "run").run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Evaluation.load(str(tmp_path / "run"), hosts=2).env.close()
+    (tmp_path / "my_hosts.py").write_text(MODULE.replace("nn.ReLU()", "nn.Tanh()"))
+    del sys.modules["my_hosts"]
+    sentence = "the source of my_hosts has changed since this run was trained: numbers may differ"
+    with pytest.warns(UserWarning, match=sentence):
+        Evaluation.load(str(tmp_path / "run"), hosts=2).env.close()
+    with pytest.warns(UserWarning, match=sentence):
+        Trainer(check([*overrides, "updates=2"]), tmp_path / "run").run()
+    monkeypatch.delitem(sys.modules, "my_hosts")
+    (tmp_path / "my_hosts.py").unlink()
+    with pytest.raises(ConfigError, match=r"^host\.path=my_hosts:MyHost: No module named 'my_hosts': check the spelling"):
+        Evaluation.load(str(tmp_path / "run"), hosts=2)
 
 
 @pytest.mark.usefixtures("on_the_path")
