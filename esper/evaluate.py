@@ -96,6 +96,8 @@ class EvaluateConfig:
             raise ValueError(f"trainings must be numbers of at least 1, got {self.trainings}: the default is [1,2,4,8,16]")
         known = [*POLICIES, REPLAY, *standalone_agents()]
         unknown = [name for name in self.controllers if name not in known]
+        if unknown and unknown[0] in ("oracle", "schedule"):
+            raise ValueError(f"controllers={unknown[0]} is not chosen here: schedules=true adds the best schedule and the oracle")
         if unknown:
             raise ValueError(unknown_controller("controllers", unknown[0], known))
 

@@ -333,6 +333,7 @@ def test_replay_in_the_same_evaluation_or_from_its_file(tmp_path):
             ["checkpoint=x", "controllers=[ppo]"],
             "controllers=ppo may need training, or keys that are not set here",
         ),
+        (["checkpoint=x", "controllers=[policy,oracle]"], "controllers=oracle is not chosen here: schedules=true adds"),
         (["checkpoint=x", "controllers=[polcy]"], "controllers=polcy is not known: .*did you mean policy"),
     ],
 )
