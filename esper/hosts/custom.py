@@ -10,7 +10,7 @@ from esper.fusion.layout import Layout
 from esper.hosts.base import HostConfig
 from esper.ranges import check_ranges
 
-IMPORTED: list[str] = []
+IMPORTED: dict[str, None] = {}
 """Modules of the classes that were imported in this process: a run records their source, as it does that of plugins."""
 
 
@@ -53,5 +53,5 @@ class CustomConfig(HostConfig):
             raise ValueError(f"host.path={self.path}: {error}: check the spelling, or add its folder to PYTHONPATH") from error
         if not (isinstance(found, type) and issubclass(found, nn.Module)):
             raise ValueError(f"host.path={self.path} is not a class derived from torch.nn.Module")
-        IMPORTED.append(self.path.partition(":")[0])
+        IMPORTED[self.path.partition(":")[0]] = None
         return found

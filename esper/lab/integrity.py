@@ -154,7 +154,7 @@ def mixed(versions: Mapping[str, Sequence[dict[str, Any]]], done: str, remedy: s
         for name, other, digest in plugins:
             if other == plugin:
                 digests.setdefault(name, []).append((digest, digest[:6]))
-        warnings += [f"{done} with different sources of the plugin {plugin} ({shown}): {remedy}" for shown in _differing(digests)]
+        warnings += [f"{done} with different sources of {plugin} ({shown}): {remedy}" for shown in _differing(digests)]
     return warnings
 
 

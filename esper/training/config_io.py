@@ -120,18 +120,19 @@ def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
     """
     roots = [root_key(override) for override in overrides]
     before, now = flat(to_plain(saved)), flat(to_plain(asked))
-    groups = {field.name for field in fields(Config)}
+    unlike = difference(saved, asked)
     for root, override in zip(roots, overrides, strict=True):
         if root in CHANGEABLE:
             continue
         group = ALIASES.get(root, root)
         part = [key for key in now | before if key.split(".")[0] == group and now.get(key) != before.get(key)]
-        if part or group not in groups:
-            free = ", ".join(key for key in CHANGEABLE if key != "resume")
-            which = f", which has {part[0]}={before.get(part[0])}, not {now.get(part[0])}" if part else ""
+        if not hasattr(saved, group):  # such as experiment, which sets keys of several groups
+            part = [unlike] if unlike else []
+        if part:
+            key, free = part[0], ", ".join(key for key in CHANGEABLE if key != "resume")
             raise ConfigError(
-                f"{override} cannot change when a run is resumed{which} (only {free} can): leave it out, repeat "
-                "all overrides of the run, or start a new run"
+                f"{override} cannot change when a run is resumed: it has {key}={before.get(key)}, and the command asks for "
+                f"{key}={now.get(key)}. Only {free} can change: leave it out, repeat all overrides of the run, or start a new run"
             )
     config = from_plain(to_plain(saved))
     keys = [override.lstrip("+~").partition("=")[0] for override in overrides]

@@ -166,9 +166,10 @@ def seconds_spent(path: Path) -> float:
 
 
 def warn_of_changed_parts(run: Path) -> None:
-    """Warn if a plugin or a custom host of this process has another source than when the run in a folder was last trained."""
+    """Warn if a plugin or a custom host of this process has another source than when the run in a folder was trained."""
     with suppress(ConfigError):  # a damaged file is reported where it is needed
-        before = [record.get("esper") or {} for record in read(run / FILE)][-1:]
+        trained = [record for record in read(run / FILE) if record.get("updates", 0) > record.get("first_update", 0)]
+        before = [record.get("esper") or {} for record in trained]
         for name, digest in plugin_digests().items():
             if any(one.get("plugins", {}).get(name, digest) != digest for one in before):
                 warnings.warn(f"the source of {name} has changed since this run was trained: numbers may differ", stacklevel=3)

@@ -152,7 +152,7 @@ def test_other_sources_of_a_plugin_are_a_warning() -> None:
     old, new = ({**code, "plugins": {"mine": digest * 9}} for digest in "bc")
     assert mixed({"x": [old, old], "y": [code]}, "scored", "remedy") == []
     (line,) = mixed({"x": [old], "y": [code], "z": [new]}, "scored", "remedy")
-    assert line == "scored with different sources of the plugin mine (bbbbbb: x; cccccc: z): remedy"
+    assert line == "scored with different sources of mine (bbbbbb: x; cccccc: z): remedy"
 
 
 def test_other_data_of_the_same_task_are_a_warning(experiment: Path) -> None:
