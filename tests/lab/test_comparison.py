@@ -230,7 +230,7 @@ def test_what_to_do_next_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     (pair,) = found.results["accuracy"]
     assert pair.verdict is Conclusion.undecided
     lines = found.sentences()
-    assert any("measured standard deviation of a difference" in line and "assumed 2.4 pp" in line for line in lines)
+    assert any("measured standard deviation of a difference" in line and "assumed 2.3 pp" in line for line in lines)
     noise[0, 5] -= 600
     fallen = compared(monkeypatch, {"a": noise[0], "b": noise[1]})
     (line,) = [line for line in fallen.sentences() if line.startswith("measured standard deviation of a difference")]
@@ -276,9 +276,9 @@ def test_an_outcome_of_trained_arms_needs_none_of_a_baseline(monkeypatch: pytest
 def test_the_spread_that_was_assumed_is_that_of_the_planned_outcome() -> None:
     made = Design(arms={"a": [], "b": []}, blocks=12, root=0, common=[], plan=AnalysisPlan(looks=[12]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("esper.lab.advise.assumed_spread", lambda _: 2.4)
+        patch.setattr("esper.lab.advise.assumed_spread", lambda _: 2.3)
         planned, other = (measured_spread(Spread(value=3.0), made, OUTCOMES[name])[0] for name in ("accuracy", "return"))
-    assert planned.endswith("assumed 2.4 pp")
+    assert planned.endswith("assumed 2.3 pp")
     assert "assumed" not in other
 
 
