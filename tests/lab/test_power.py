@@ -98,6 +98,9 @@ def test_the_power_is_printed_for_typical_values() -> None:
         f"{blocks_needed(2.3, 1.0)} blocks"
     )
     assert 20 < power < 35
+    pages = [" ".join((RECORDS.parent / page).read_text().split()) for page in ("README.md", "docs/statistics.md")]
+    assert f"Twelve blocks detect a difference of 1 pp with a power of {power:.0f} %" in pages[0]
+    assert line in pages[1]
 
 
 def test_the_power_of_an_outcome_without_records_is_unknown() -> None:
