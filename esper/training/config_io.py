@@ -131,8 +131,9 @@ def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
         if part:
             key, free = part[0], ", ".join(key for key in CHANGEABLE if key != "resume")
             raise ConfigError(
-                f"{override} cannot change when a run is resumed: it has {key}={before.get(key)}, and the command asks for "
-                f"{key}={now.get(key)}. Only {free} can change: leave it out, repeat all overrides of the run, or start a new run"
+                f"{override} cannot change when a run is resumed: the run has {key}={before.get(key)}, and the command asks for "
+                f"{key}={now.get(key)}; leave {override} out, repeat all overrides of the run, or start a new run (only {free} "
+                "can change)"
             )
     config = from_plain(to_plain(saved))
     keys = [override.lstrip("+~").partition("=")[0] for override in overrides]

@@ -19,6 +19,7 @@ from typing import Any
 
 from esper.config import ConfigError
 from esper.files import DiskError, write_whole
+from esper.notices import UserNotice
 from esper.plugins import plugin_digests
 from esper.training.interrupt import Stopped
 
@@ -172,7 +173,8 @@ def warn_of_changed_parts(run: Path) -> None:
         before = [record.get("esper") or {} for record in trained]
         for name, digest in plugin_digests().items():
             if any(one.get("plugins", {}).get(name, digest) != digest for one in before):
-                warnings.warn(f"the source of {name} has changed since this run was trained: numbers may differ", stacklevel=3)
+                text = f"the source of {name} has changed since this run was trained: restore it, or expect other numbers"
+                warnings.warn(text, UserNotice, stacklevel=3)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from esper.checkpoint import Checkpoints, load_run, load_run_and_digest, look_again
 from esper.config import Config, ConfigError, did_you_mean
+from esper.notices import UserNotice
 from esper.training.config_io import from_plain, resumed
 from esper.training.run_folder import BEST, CHECKPOINTS, POLICY
 
@@ -117,7 +118,7 @@ def check_data(state: Mapping[str, Any], found: Mapping[str, object]) -> None:
 def warn_of_other_data(state: Mapping[str, Any], found: Mapping[str, object]) -> None:
     """Warn if a policy is evaluated on other data than it was trained on, though the task has the same name; see `check_data`."""
     if changed := _other_data(state, found):
-        warnings.warn(f"the policy was trained on {changed}: restore the data", stacklevel=3)
+        warnings.warn(f"the policy was trained on {changed}: restore the data", UserNotice, stacklevel=3)
 
 
 def _other_data(state: Mapping[str, Any], found: Mapping[str, object]) -> str:

@@ -15,6 +15,7 @@ from esper.config import ConfigError
 from esper.evaluate import main
 from esper.evaluation.held_out import Evaluation
 from esper.hosts.custom import CustomConfig
+from esper.notices import UserNotice
 from esper.task.digits import DigitsConfig
 from esper.training import provenance
 from esper.training.trainer import Trainer
@@ -172,10 +173,10 @@ def test_an_edited_host_is_noticed_and_a_lost_one_is_one_sentence(tmp_path, monk
         Evaluation.load(str(tmp_path / "run"), hosts=2).env.close()
     (tmp_path / "my_hosts.py").write_text(MODULE.replace("nn.ReLU()", "nn.Tanh()"))
     del sys.modules["my_hosts"]
-    sentence = "the source of my_hosts has changed since this run was trained: numbers may differ"
-    with pytest.warns(UserWarning, match=sentence):
+    sentence = "the source of my_hosts has changed since this run was trained: restore it, or expect other numbers"
+    with pytest.warns(UserNotice, match=sentence):
         Evaluation.load(str(tmp_path / "run"), hosts=2).env.close()
-    with pytest.warns(UserWarning, match=sentence):
+    with pytest.warns(UserNotice, match=sentence):
         Trainer(check([*overrides, "updates=2"]), tmp_path / "run").run()
     monkeypatch.delitem(sys.modules, "my_hosts")
     (tmp_path / "my_hosts.py").unlink()
