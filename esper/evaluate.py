@@ -30,8 +30,9 @@ from esper.cli.keyvalue import help_of, read_overrides, show_help
 from esper.cli.overrides import config_of
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import ConfigError, standalone_agents, unknown_controller
-from esper.evaluation.held_out import POLICIES, REPLAY, Evaluation, summarise
+from esper.evaluation.held_out import POLICIES, REPLAY, Evaluation
 from esper.evaluation.journal import LATENCY, Journal
+from esper.evaluation.outcomes import summarise
 from esper.evaluation.per_host import OBJECTIVES, HostSearch, check_method, names
 from esper.evaluation.presentation import baseline_sentence, figure, oracle_sentence, show, show_details, verdict, write_new
 from esper.evaluation.progress import Progress
@@ -65,8 +66,10 @@ class EvaluateConfig:
     """If true, also search the best schedule of one seed, planted in the first epoch, an oracle that picks the best such schedule
     for each kind of host, and the best static net, whose one seed is active from initialisation, without incubation. All are
     chosen on other hosts, by their return. Takes as long as 2 * (1 + slots * blueprints) more controllers."""
-    online: bool = False
-    """If true, also measure test accuracy after every host epoch, and report its mean over the episode. Takes longer."""
+    online: bool | None = None
+    """If true, also measure test accuracy after every host epoch, and report its mean over the episode, the online accuracy.
+    Takes longer. null: true where the reward pays the accuracy of every epoch, as reward=online does; there, it stands in
+    place of the final test accuracy."""
     search_per_host: list[str] = field(default_factory=lambda: list[str]())
     """Searches that train every host several times, each time with another schedule, and keep the best training by `search_by`:
     random (the first schedule grows nothing), halving (successive halving of more random schedules), hyperband, tpe (Optuna's
@@ -185,7 +188,7 @@ def _write(report: dict[str, Any], folder: Path, evaluation: Evaluation, asked: 
     stem = "_".join(filter(None, [*parts, evaluation.transfer.slug]))
     with writing_reports(folder):
         out = write_new(folder, stem, report)
-        drawn = figure(report["rows"], asked.hosts, score=score)
+        drawn = figure(report["rows"], asked.hosts, score=score, headline=report["headline"])
         if drawn:
             write_whole(out.with_suffix(".svg"), drawn + "\n")
     print(f"numbers: {out}", *([f"figure: {out.with_suffix('.svg')}"] if drawn else []), sep="\n")
@@ -230,7 +233,8 @@ def _evaluate(evaluation: Evaluation, asked: EvaluateConfig, settings: dict[str,
     evaluation.env.close()
     searched = summarise({"policy": outcomes["policy"], **searches}, against="policy") if searches else []
     report: dict[str, Any] = {"title": title(evaluation), "seed": evaluation.config.seed, "episode": asked.episode}
-    report |= {"settings": settings} | ({"transfer": asdict(transfer)} if transfer.slug else {})
+    report |= {"settings": settings, "headline": evaluation.headline}
+    report |= {"transfer": asdict(transfer)} if transfer.slug else {}
     report |= ({"searches": searched} if searched else {}) | ({"unseen_kinds": evaluation.unseen} if evaluation.unseen else {})
     grown = (outcomes | searches).items()
     hosts = {name: {"instance": one.instance, **one.lists(), "kept": one.kept, "seeds": one.seeds} for name, one in grown}
@@ -239,15 +243,15 @@ def _evaluate(evaluation: Evaluation, asked: EvaluateConfig, settings: dict[str,
 
 def _display(report: dict[str, Any], asked: EvaluateConfig, score: str) -> None:
     """Print the verdict and the tables of an evaluation."""
-    console, rows = Console(), report["rows"]
-    console.print(escape(verdict(rows, score=score)), style="bold", highlight=False)
+    console, rows, shown = Console(), report["rows"], {"score": score, "headline": report["headline"]}
+    console.print(escape(verdict(rows, **shown)), style="bold", highlight=False)
     for found in filter(None, (baseline_sentence(report), oracle_sentence(report))):
         console.print(escape(found), highlight=False)
-    show(rows, report["title"], console, score=score)
+    show(rows, report["title"], console, **shown)
     if asked.details or asked.online:
         show_details(rows, console, score=score)
     if searched := report.get("searches"):
-        show(searched, f"Search per host by {asked.search_by}", console, against="policy", score=score)
+        show(searched, f"Search per host by {asked.search_by}", console, against="policy", **shown)
 
 
 if __name__ == "__main__":

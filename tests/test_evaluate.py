@@ -1,7 +1,6 @@
 """Evaluation on held-out hosts."""
 
 import json
-import re
 import shutil
 import warnings
 from io import StringIO
@@ -9,13 +8,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.evaluate import EvaluateConfig, _foreign_reward, growths, main, parse
-from esper.evaluation.held_out import HELD_OUT, ORACLE, SPENT, Choice, Evaluation, HostOutcomes, summarise
-from esper.evaluation.presentation import oracle_sentence, show, show_details, verdict, write_new
+from esper.evaluation.held_out import ORACLE, Choice, Evaluation
+from esper.evaluation.outcomes import HELD_OUT, SPENT, HostOutcomes, summarise
+from esper.evaluation.presentation import oracle_sentence
 from esper.evaluation.progress import Progress
 from esper.task.instances import Split
 from esper.training.resume import find_checkpoint
@@ -129,60 +128,6 @@ def test_differences_are_paired_host_by_host():
     assert rows[0]["return_over_wait"] == pytest.approx({"mean": 0, "low": 0, "high": 0})
 
 
-def row(name, over_return=(1.0, 0.5, 1.5), over_accuracy=(2.0, 1.0, 3.0), **more):
-    ends = {"return_over_wait": over_return, "accuracy_over_wait": over_accuracy, "return": (59.7, 47.5, 71.9)}
-    ends["accuracy"] = (60.1, 50.1, 70.1)
-    means = {key: dict(zip(("mean", "low", "high"), values, strict=True)) for key, values in ends.items()}
-    costs = {"parameters": 48_150.0, "flops": 70_712.0, "training_flops": 1.234e8, "total_flops": 2.5e9}
-    return {"controller": name, **means, **costs, **more}
-
-
-NOTHING = (float("nan"),) * 3
-
-
-@pytest.mark.parametrize(
-    ("over_return", "over_accuracy", "sentence"),
-    [
-        (
-            (1, 0.5, 1.5),
-            (2, 1, 3),
-            "policy beats never growing by 2.0 ± 1.0 pp of test accuracy and by 1.0 ± 0.5 points of return",
-        ),
-        ((-1, -1.5, -0.5), (-2, -3, -1), "policy is worse than never growing by 2.0 ± 1.0 pp of test accuracy and by 1.0 ± 0.5"),
-        (
-            (-1, -1.5, -0.5),
-            (2, 1, 3),
-            "by 2.0 ± 1.0 pp of test accuracy, and is worse than never growing by 1.0",
-        ),
-        (
-            (1, -1, 3),
-            (2, 1, 3),
-            "by 2.0 ± 1.0 pp of test accuracy; no other clear difference (+1.0 ± 2.0 points",
-        ),
-        (
-            (1, -1, 3),
-            (-2, -5, 1),
-            "no clear difference between the policy and never growing (-2.0 ± 3.0 pp of test accuracy and +1.0",
-        ),
-        ((1, 0.5, 1.5), NOTHING, "policy beats never growing by 1.0 ± 0.5 points of return"),
-        (
-            (0, 0, 0),
-            (0, 0, 0),
-            "never growing (0.0 ± 0.0 pp of test accuracy and 0.0 ± 0.0 points of return)",
-        ),
-    ],
-)
-def test_the_verdict_says_what_the_intervals_show(over_return, over_accuracy, sentence):
-    said = verdict([row("wait"), row("random"), row("policy", over_return, over_accuracy)])
-    assert sentence in said
-
-
-def test_the_verdict_names_another_controller_where_the_policy_is_missing():
-    assert verdict([row("wait"), row("random")]).startswith("random beats never growing")
-    assert verdict([row("wait")]).startswith("only never growing was evaluated")
-    assert "pp of test R2" in verdict([row("policy")], score="R2")
-
-
 @pytest.mark.parametrize(
     ("target", "paid", "usual"),
     [
@@ -198,30 +143,6 @@ def test_a_foreign_task_names_its_usual_reward(target, paid, usual):
     evaluation = SimpleNamespace(transfer=SimpleNamespace(target=target), config=SimpleNamespace(choice=lambda group: paid))
     said = _foreign_reward(evaluation)
     assert said == (f"reward={paid}; to pay what runs of this task are usually paid, add reward={usual}" if usual else "")
-
-
-@pytest.mark.parametrize("width", [50, 80, 120])
-def test_no_cell_of_the_tables_wraps(width):
-    names = ["policy", "greedy_potential", "oracle schedule by kind", "best static net (conv_heavy in r0c1)"]
-    rows = [row(name, (-59.7, -70.1, -49.3), (59.7, 49.3, 70.1)) for name in names]
-    page = StringIO()
-    console = Console(file=page, width=width)
-    show(rows, "Hosts", console)
-    show_details([one | {"online": one["return"], "online_over_wait": one["accuracy"]} for one in rows], console)
-    lines = page.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    assert "…" not in page.getvalue()
-    (line,) = [line for line in lines if line.startswith("oracle ")][:1]
-    cells = ["59.7", "60.1"] if width < 80 else ["59.7 (-59.7 ± 10.4)", "60.1 (+59.7 ± 10.4)"]
-    assert re.split(" {2,}", line.strip()) == ["oracle", *cells, "48.2k"]
-    assert "best static net: conv_heavy in r0c1" in lines
-
-
-def test_an_evaluation_never_replaces_another(tmp_path):
-    names = [write_new(tmp_path, "evaluation", {"rows": [number]}).name for number in (1, 1, 2, 3, 2, 1)]
-    numbered = ["evaluation.json", "evaluation_2.json", "evaluation_3.json"]
-    assert [numbered.index(name) + 1 for name in names] == [1, 1, 2, 3, 2, 1]
-    assert [json.loads((tmp_path / name).read_text())["rows"] for name in numbered] == [[1], [2], [3]]
 
 
 def test_progress_prints_a_line_per_controller_with_the_time_left(monkeypatch):
@@ -290,6 +211,24 @@ def test_a_run_of_any_controller_can_be_evaluated(tmp_path, overrides):
         assert seeds[0] == [{"slot": evaluation.env.layout.slot_names[2], "blueprint": "norm", "blend": "add"}]
     with pytest.raises(ConfigError, match="policy_greedy needs a policy that samples"):
         Evaluation.load(str(folder), hosts=2).run(["policy", "policy_greedy"])
+
+
+def test_accuracy_is_that_of_every_epoch_where_the_reward_pays_it(tmp_path, capsys):
+    folder = run_of(tmp_path / "online", "agent=periodic", "agent.first=1", "reward=online")
+    main([f"checkpoint={folder}", "hosts=2", "controllers=[policy]", "search_per_host=[random]", "trainings=[1]"])
+    shown = capsys.readouterr().out
+    assert "of online accuracy" in " ".join(shown.splitlines()[:2])
+    assert shown.count("online accuracy [%]") == 2, "in the table of controllers and that of searches"
+    assert " ".join(shown.split()).count("Online accuracy: test accuracy with all seeds as they are, mean over the host epochs.") == 2
+    report = json.loads((folder / "evaluation_000001_2_hosts_episode0.json").read_text())
+    assert report["headline"] == "online"
+    row = next(row for row in report["rows"] if row["controller"] == "policy")
+    assert row["online"]["mean"] == pytest.approx(np.mean(report["hosts"]["policy"]["online"]))
+    assert row["online"]["mean"] != row["accuracy"]["mean"]
+    assert f"{row['online']['mean']:.1f}" in shown
+    assert "online accuracy" in (folder / "run.html").read_text()
+    main([f"checkpoint={folder}", "hosts=2", "controllers=[policy]", "online=false"])
+    assert "online accuracy" not in capsys.readouterr().out
 
 
 def test_replay_in_the_same_evaluation_or_from_its_file(tmp_path):

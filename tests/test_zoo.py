@@ -8,7 +8,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from esper.checkpoint import load_run
-from esper.evaluation.held_out import Evaluation, HostOutcomes
+from esper.evaluation.held_out import Evaluation
+from esper.evaluation.outcomes import HostOutcomes
 
 ZOO = Path(__file__).parent.parent / "zoo"
 POLICIES = sorted(path.parent for path in ZOO.glob("*/policy.pt"))

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from esper.config import GROUPS, MANY, Config
-from esper.evaluation.presentation import SPOKEN, verdict
+from esper.evaluation.presentation import OUTCOME_NAMES, SPOKEN, verdict
 from esper.stats.intervals import Interval
+from esper.telemetry.tags import in_terms_of
 from esper.telemetry.text import counted
 
 NAMES = SPOKEN | {"policy_greedy": "the policy, most probable actions"}
@@ -64,10 +65,11 @@ def needs(config: Config) -> list[str]:
 def _results(evaluation: Mapping[str, Any], score: str) -> list[str]:
     """Return the verdict and the table of an evaluation."""
     rows = evaluation["rows"]
-    sentence = verdict(rows, score=score)
-    table = [f"| controller | return | test {score} [%] |", "|---|---|---|"]
+    headline = evaluation.get("headline", "accuracy")
+    sentence = verdict(rows, score=score, headline=headline)
+    table = [f"| controller | return | {in_terms_of(score, OUTCOME_NAMES[headline])} [%] |", "|---|---|---|"]
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]):
-        values = [Interval(**row[key]) for key in ("return", "accuracy")]
+        values = [Interval(**row[key]) for key in ("return", headline)]
         cells = " | ".join(map(str, values))
         table.append(f"| {NAMES.get(row['controller'], row['controller'])} | {cells} |")
     hosts = evaluation["settings"]["hosts"]

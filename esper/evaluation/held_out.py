@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,18 @@ import numpy as np
 import torch
 
 from esper.agent.base import Controller
-from esper.agent.scripted.replay import Replay, Topology, topologies
+from esper.agent.scripted.replay import Replay
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.cli.transfer import changes, transferred
 from esper.config import GROUPS, Config, ConfigError, root_key, standalone_agents, unknown_controller
 from esper.env.base import Environment, EpisodeRecord
-from esper.env.episode import Episode
-from esper.env.spec import EnvSpec
 from esper.evaluation.journal import Journal
 from esper.evaluation.metered import Metered
+from esper.evaluation.outcomes import ONLINE, HostOutcomes
 from esper.evaluation.progress import Progress
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.roles import Fossils, Incubation
 from esper.lifecycle.slots import GATES, Isolation
-from esper.stats.intervals import UNKNOWN, mean_interval
 from esper.task.instances import Split
 from esper.task.kinds import condensed
 from esper.training.config_io import from_plain
@@ -55,55 +53,6 @@ POLICIES = ("policy", "policy_greedy")
 """The controller of the run, with sampled and with most probable actions."""
 REPLAY = "replay"
 """The topologies that `policy` kept at the end, grown from the start on the same hosts."""
-HELD_OUT = ("accuracy", "validation", "return", "parameters", "flops", "training_flops", "measuring_flops", "policy_flops")
-"""Outcomes that are measured on held-out hosts: test and validation accuracy of the committed network [%], return, parameters of
-its seeds, its FLOPs per sample, and the FLOPs of training it, of validating it (with counterfactuals), and of the controller's
-decisions."""
-SPENT = ("training_flops", "measuring_flops", "policy_flops")
-"""Outcomes that add up to the FLOPs that a controller spent on a host."""
-ONLINE = "online"
-"""Outcome that is measured on request only, since it needs a test after every host epoch: mean test accuracy over the epochs,
-with all seeds as they are [%]."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostOutcomes:
-    """Outcomes of one controller, host by host."""
-
-    values: dict[str, np.ndarray]
-    """Value of every host `[N]`, by the names in `HELD_OUT`, NaN if the environment does not measure it; and `ONLINE` if it was
-    measured."""
-    instance: list[str]
-    """Kind of each host."""
-    kept: list[Topology]
-    """The seeds that each host kept."""
-    seeds: list[list[dict[str, Any]]] = field(default_factory=list[list[dict[str, Any]]])
-    """Every seed of each host, with the keys of `Seed`, names for slot and blueprint, and None for what was not measured; empty
-    if not recorded."""
-
-    @staticmethod
-    def of(episode: EpisodeRecord, layout: EnvSpec) -> "HostOutcomes":
-        """Return the outcomes of an episode."""
-        values = dict.fromkeys(HELD_OUT, np.full(len(episode.return_N), np.nan)) | {"return": episode.return_N}
-        kept = list[Topology]([[] for _ in episode.instance])
-        seeds = list[list[dict[str, Any]]]()
-        if isinstance(episode, Episode):
-            assert episode.test_accuracy_N is not None
-            assert episode.signals is not None
-            values["accuracy"] = episode.test_accuracy_N
-            values["validation"] = episode.signals.effects.committed_accuracy_N
-            values["parameters"] = episode.kept_params_N
-            values["flops"] = episode.committed["flops"]
-            values["training_flops"] = episode.training_flops_N
-            values["measuring_flops"] = episode.measuring_flops_N
-            values |= {} if episode.online_N is None else {ONLINE: episode.online_N}
-            kept = topologies(episode.kept_NS, episode.blend_NS, episode.alpha_NS, layout)
-            seeds = _by_host(episode)
-        return HostOutcomes(values=values, instance=episode.instance, kept=kept, seeds=seeds)
-
-    def lists(self) -> dict[str, list[Any]]:
-        """Return the value of every host, by outcome."""
-        return {name: values_N.tolist() for name, values_N in self.values.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +79,7 @@ class Evaluation:
         *,
         hosts: int,
         episode: int = 0,
-        online: bool = False,
+        online: bool | None = False,
         overrides: Sequence[str] = (),
         env_state: dict[str, Any] | None = None,
         updates: int = 0,
@@ -142,7 +91,7 @@ class Evaluation:
             agent_state: state of the trained agent, empty for a controller that does not learn.
             hosts: number of held-out hosts, at least 2.
             episode: index of the set of held-out hosts, at least 0.
-            online: if true, measure `ONLINE` as well.
+            online: if true, measure `ONLINE` as well; None: if the reward pays the accuracy of every epoch.
             overrides: overrides of `config`, as for esper.train, that evaluate on another task or with other settings.
             env_state: state of the training environment, such as its measured latency; with any override it is measured again.
             updates: updates of the agent, for titles.
@@ -160,7 +109,10 @@ class Evaluation:
             check_memory(self.config, hosts)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self.online = online
+        pays = "task" not in self.config.env.ignores and ONLINE in self.config.reward.build(gamma=self.config.agent.gamma).names
+        self.online = pays if online is None else online
+        self.headline = ONLINE if pays and self.online else "accuracy"
+        """Outcome to show beside the return: what the reward pays."""
         self.progress: Progress | None = None
         """Shows which controller grows the hosts, if set."""
         self.journal: Journal | None = None
@@ -178,7 +130,7 @@ class Evaluation:
 
     @staticmethod
     def load(
-        checkpoint: str, *, hosts: int, episode: int = 0, online: bool = False, overrides: Sequence[str] = ()
+        checkpoint: str, *, hosts: int, episode: int = 0, online: bool | None = False, overrides: Sequence[str] = ()
     ) -> "Evaluation":
         """Build the evaluation of a checkpoint: a file, or the newest one in the folder of a run."""
         path, state, digest = load_found(checkpoint, "checkpoint")
@@ -360,17 +312,6 @@ class Evaluation:
         return ScheduleConfig(slot=layout.slot_names.index(slot), blueprint=blueprint).build(layout, seed=0)
 
 
-def _by_host(episode: Episode) -> list[list[dict[str, Any]]]:
-    """Return every seed of each host as plain values, in the order of planting."""
-    found = list[list[dict[str, Any]]]([[] for _ in episode.instance])
-    for seed in episode.log.seeds:
-        plain: dict[str, Any] = asdict(seed) | {"slot": episode.slots[seed.slot], "blueprint": episode.blueprints[seed.blueprint]}
-        for name in ("contribution", "contribution_error"):
-            plain[name] = round(plain[name], 4) if np.isfinite(plain[name]) else None
-        found[plain.pop("host")].append(plain)
-    return found
-
-
 def without_incubation(config: Config) -> Config:
     """Return a config for static nets: a seed that is planted in the first step is part of the network from initialisation.
 
@@ -382,19 +323,3 @@ def without_incubation(config: Config) -> Config:
     rules |= {"fossils": Fossils.learning, "auto_advance": [*GATES], "prune_after": 0, "prune_below": None}
     static.slots = replace(config.slots, **rules)
     return static
-
-
-def summarise(outcomes: Mapping[str, HostOutcomes], against: str = "wait") -> list[dict[str, Any]]:
-    """Return one row per controller: means over hosts with 95 % intervals, and paired differences to the controller `against`."""
-    base = outcomes[against].values
-    rows: list[dict[str, Any]] = []
-    for name, outcome in outcomes.items():
-        values = outcome.values
-        row: dict[str, Any] = {"controller": name}
-        row |= {key: float(values[key].mean()) for key in ("parameters", "flops", *SPENT)}
-        row["total_flops"] = sum(row[key] for key in SPENT)
-        for key in ("return", "accuracy", *([ONLINE] if ONLINE in values else [])):
-            for label, sample in ((key, values[key]), (f"{key}_over_{against}", values[key] - base[key])):
-                row[label] = asdict(mean_interval(sample) if np.isfinite(sample).all() else UNKNOWN)
-        rows.append(row)
-    return rows

@@ -27,8 +27,9 @@ from esper.env.actions import Head, Op, segments
 from esper.env.base import Environment, EpisodeRecord
 from esper.env.episode import Episode
 from esper.env.spec import as_observation
-from esper.evaluation.held_out import Evaluation, HostOutcomes
+from esper.evaluation.held_out import Evaluation
 from esper.evaluation.host_tpe import STARTUP, Proposals
+from esper.evaluation.outcomes import HostOutcomes
 from esper.lifecycle.stages import IntArray
 from esper.seeding import stream
 

@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper.evaluation.forest import Row, forest
-from esper.evaluation.held_out import ONLINE, ORACLE, POLICIES, REPLAY
+from esper.evaluation.held_out import ORACLE, POLICIES, REPLAY
+from esper.evaluation.outcomes import ONLINE
 from esper.evaluation.per_host import PREFIX
 from esper.files import write_whole
 from esper.stats.intervals import Interval, mean_interval
@@ -23,22 +24,28 @@ Rows = Sequence[Mapping[str, Any]]
 """Rows of `summarise`."""
 SPOKEN = {"wait": "never growing", "policy": "the policy"}
 """Name of a controller in a sentence."""
-UNITS = {"accuracy": "pp of test accuracy", "return": "points of return"}
+OUTCOME_NAMES = {"return": "return", "accuracy": "test accuracy", ONLINE: "online accuracy"}
+"""Name of an outcome."""
+UNITS = {"accuracy": "pp of test accuracy", ONLINE: "pp of online accuracy", "return": "points of return"}
 NARROW = 76
 """Columns below which a table leaves out the differences."""
 
 
-def verdict(rows: Rows, score: str = "accuracy") -> str:
+def verdict(rows: Rows, score: str = "accuracy", headline: str = "accuracy") -> str:
     """Return one sentence that compares the policy, or else the first other controller, with never growing.
 
     A difference counts as clear if its 95 % interval over hosts excludes 0.
+
+    Args:
+        headline: outcome beside the return; see `Evaluation.headline`.
     """
     others = [row for row in rows if row["controller"] != "wait"]
     if not others:
         return "only never growing was evaluated: name other controllers to compare it with"
     row = next((row for row in others if row["controller"] in POLICIES), others[0])
     shown: dict[str, list[str]] = {"beats": [], "is worse than": [], "": []}
-    for key, unit in UNITS.items():
+    for key in (headline, "return"):
+        unit = UNITS[key]
         mean = Interval(**row[f"{key}_over_wait"])
         if math.isfinite(mean.mean):
             word = "beats" if mean.low > 0 else "is worse than" if mean.high < 0 else ""
@@ -103,24 +110,32 @@ def _paired(difference: Interval, hosts: int) -> str:
     return f"the policy returns {amount} points {word}, paired {where}"
 
 
-def show(rows: Rows, heading: str, console: Console, against: str = "wait", score: str = "accuracy") -> None:
+def show(
+    rows: Rows,
+    heading: str,
+    console: Console,
+    against: str = "wait",
+    score: str = "accuracy",
+    headline: str = "accuracy",
+) -> None:
     """Print the rows as a table of four columns: controllers by their return, or searches in their order."""
     wide, last = console.width >= NARROW, "params" if against == "wait" else "FLOPs (training)"
     table = _table(heading)
-    for key, name in (("", "controller"), ("return", "return"), ("accuracy", "test accuracy"), ("", last)):
-        unit = " [%]" if key == "accuracy" else ""
+    for key, name in (("", "controller"), ("return", "return"), (headline, OUTCOME_NAMES[headline]), ("", last)):
+        unit = " [%]" if key == headline else ""
         name, unit = (name, unit) if wide else (name.replace(" ", "\n"), unit.replace(" ", "\n"))
-        over = f"\n(over {SPOKEN.get(against, against)}{', pp' if key == 'accuracy' else ''})" if key and wide else ""
+        over = f"\n(over {SPOKEN.get(against, against)}{', pp' if key == headline else ''})" if key and wide else ""
         table.add_column(
             in_terms_of(score, name) + escape(unit + over), justify="left" if name == "controller" else "right", no_wrap=True
         )
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]) if against == "wait" else rows:
-        cells = [_cell(row, key, against, wide) for key in ("return", "accuracy")]
+        cells = [_cell(row, key, against, wide) for key in ("return", headline)]
         spent = ("parameters",) if against == "wait" else ("total_flops", "training_flops")
         amount, *part = (si(row[key]) for key in spent)
         table.add_row(escape(_name(row)), *cells, amount + "".join(f" ({one})" for one in part))
     console.print(table)
-    for line in [*_chosen(rows), *(_captions(rows, wide) if against == "wait" else [SEARCH_CAPTION])]:
+    captions = _captions(rows, wide) if against == "wait" else [SEARCH_CAPTION]
+    for line in [*_chosen(rows), *captions, *([ONLINE_CAPTION] if headline == ONLINE else [])]:
         console.print(escape(in_terms_of(score, line)), style="dim", highlight=False)
 
 
@@ -129,6 +144,9 @@ SEARCH_CAPTION = (
     "measures every epoch, though some methods read only the last. The return is measured on the data by which a search chooses, "
     "so compare accuracies."
 )
+
+
+ONLINE_CAPTION = "Online accuracy: test accuracy with all seeds as they are, mean over the host epochs."
 
 
 def _captions(rows: Rows, wide: bool) -> list[str]:
@@ -147,8 +165,10 @@ def show_details(rows: Rows, console: Console, score: str = "accuracy") -> None:
     """Print a table of the intervals of all means, the accuracy while training if it was measured, and the FLOPs."""
     heading = "Details: means over hosts, ± half of the 95 % interval; FLOPs per sample, and of training a host"
     keys = [key for key in ("return", "accuracy", ONLINE) if key in rows[0]]
-    names = {"return": "return", "accuracy": "test accuracy [%]", ONLINE: "online accuracy [%]"}
-    columns = {names[key]: [str(Interval(**row[key])).replace(" ", "") for row in rows] for key in keys}
+    columns = {
+        f"{OUTCOME_NAMES[key]}{'' if key == 'return' else ' [%]'}": [str(Interval(**row[key])).replace(" ", "") for row in rows]
+        for key in keys
+    }
     if ONLINE in keys:
         over = [str(Interval(**row[f"{ONLINE}_over_wait"])).replace(" ", "") for row in rows]
         columns[f"online over\n{SPOKEN['wait']} [pp]"] = over
@@ -199,10 +219,10 @@ def _cell(row: Mapping[str, Any], key: str, against: str, wide: bool) -> str:
     return f"{mean.mean:.1f} ({over.signed})"
 
 
-def figure(rows: Rows, hosts: int, score: str = "accuracy") -> str | None:
-    """Return the differences of all controllers to never growing as SVG: in test accuracy, or in return where there is none."""
+def figure(rows: Rows, hosts: int, score: str = "accuracy", headline: str = "accuracy") -> str | None:
+    """Return the differences of all controllers to never growing as SVG: in accuracy, or in return where there is none."""
     for key, axis in (
-        ("accuracy", "test accuracy minus that of never growing [pp]"),
+        (headline, f"{OUTCOME_NAMES[headline]} minus that of never growing [pp]"),
         ("return", "return minus that of never growing"),
     ):
         means = [(_name(row), Interval(**row[f"{key}_over_wait"])) for row in rows if row["controller"] != "wait"]

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from esper.config import ConfigError, root_key
-from esper.evaluation.held_out import ONLINE, POLICIES
+from esper.evaluation.held_out import POLICIES
+from esper.evaluation.outcomes import ONLINE
 from esper.lab.advise import LEAST, LONGER, acting_alike, continuing, measured_spread, next_experiment, states, unfinished
 from esper.lab.arms import AA_CONTROL
 from esper.lab.cautions import anomalies, early_baselines, other_hosts

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from esper.evaluation.held_out import SPENT
+from esper.evaluation.outcomes import SPENT
 from esper.lab.outcomes import SEARCHED, STATIC_NET
 from esper.lab.runs import Run, records_of
 from esper.lab.scoring import Scoring

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from esper.cli.transfer import slug
 from esper.evaluation.forest import Row, forest
-from esper.evaluation.held_out import ONLINE
+from esper.evaluation.outcomes import ONLINE
 from esper.files import write_whole
 from esper.lab.about import WORDS, arms_table, config_table, facts, plan_text
 from esper.lab.arms import AA_CONTROL

@@ -18,7 +18,8 @@ from joblib import Parallel, delayed
 from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug, transferred
 from esper.config import Config, ConfigError
-from esper.evaluation.held_out import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
+from esper.evaluation.held_out import POLICIES, REPLAY, Evaluation
+from esper.evaluation.outcomes import HELD_OUT, ONLINE
 from esper.evaluation.per_host import PREFIX, HostSearch
 from esper.files import fingerprint, write_whole
 from esper.growth.objective import Objective

@@ -19,7 +19,7 @@ import numpy as np
 
 from esper.cli.overrides import config_of
 from esper.config import ConfigError
-from esper.evaluation.held_out import ONLINE
+from esper.evaluation.outcomes import ONLINE
 from esper.files import fingerprint, write_whole
 from esper.lab.arms import typed_arms
 from esper.lab.design import Cell, draw_seeds

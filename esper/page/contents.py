@@ -216,7 +216,7 @@ def _comparison(evaluated: Evaluated | None, score: str) -> ControllerTable | No
         return None
     return ControllerTable(
         title=str(evaluated.report.get("title", "")).replace("\n", ", "),
-        head=head(score),
+        head=head(evaluated.report, score),
         rows=controllers(evaluated.report),
         file=evaluated.file,
         figure=evaluated.figure,

@@ -15,6 +15,7 @@ import numpy as np
 from esper.config import GROUPS
 from esper.evaluation.held_out import ORACLE
 from esper.evaluation.per_host import PREFIX
+from esper.evaluation.presentation import OUTCOME_NAMES
 from esper.stats.intervals import mean_interval
 from esper.telemetry.tags import in_terms_of
 from esper.telemetry.traces import Table
@@ -35,7 +36,7 @@ HEAD = (
     "controller",
     "return\n[points]",
     "minus that of\nthe policy",
-    "test accuracy\n[%]",
+    "{accuracy}\n[%]",
     "minus that of\nthe policy [pp]",
     "parameters\nkept",
     "FLOPs\nper sample",
@@ -103,9 +104,14 @@ def _newest(found: Sequence[Evaluated]) -> list[Evaluated]:
     return [one for one in own if {"policy", "wait"} <= one.report["hosts"].keys()] or own
 
 
-def head(score: str) -> list[str]:
+def head(report: Mapping[str, Any], score: str) -> list[str]:
     """Return the heads of the columns of `controllers`."""
-    return [in_terms_of(score, one) for one in HEAD]
+    return [in_terms_of(score, one.format(accuracy=OUTCOME_NAMES[_headline(report)])) for one in HEAD]
+
+
+def _headline(report: Mapping[str, Any]) -> str:
+    """Return the outcome to show beside the return; see `Evaluation.headline`."""
+    return report.get("headline", "accuracy")
 
 
 def controllers(report: Mapping[str, Any]) -> list[list[str]]:
@@ -116,7 +122,7 @@ def controllers(report: Mapping[str, Any]) -> list[list[str]]:
     search_by = report.get("settings", {}).get("search_by", "return")
     for name in sorted(hosts, key=lambda name: (name.startswith(PREFIX), -float(np.mean(hosts[name]["return"])))):
         one, cells = hosts[name], [name.partition(" (")[0]]
-        for outcome in ("return", "accuracy"):
+        for outcome in ("return", _headline(report)):
             cells += [
                 _number(one.get(outcome, []), 1),
                 _over(one.get(outcome, []), hosts.get("policy", {}).get(outcome, []), name),

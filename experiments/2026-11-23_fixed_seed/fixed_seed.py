@@ -18,7 +18,7 @@ from esper.agent.scripted.schedule import ScheduleConfig
 from esper.cli.overrides import check
 from esper.config import GROUPS
 from esper.env.base import Environment
-from esper.evaluation.held_out import HostOutcomes
+from esper.evaluation.outcomes import HostOutcomes
 from esper.task.instances import Split
 from esper.training.environment import build_env
 from esper.training.play import play

@@ -15,7 +15,7 @@ import pandas as pd
 from esper.agent.bandit import Bandit
 from esper.cli.overrides import check
 from esper.config import GROUPS
-from esper.evaluation.held_out import HostOutcomes
+from esper.evaluation.outcomes import HostOutcomes
 from esper.task.instances import Split
 from esper.training.environment import build_env
 from esper.training.play import play

@@ -17,8 +17,9 @@ from esper.config import ConfigError
 from esper.env.actions import Op
 from esper.env.growth_env import GrowthEnv
 from esper.evaluate import main, parse
-from esper.evaluation.held_out import Evaluation, HostOutcomes
+from esper.evaluation.held_out import Evaluation
 from esper.evaluation.host_tpe import STARTUP, Proposals
+from esper.evaluation.outcomes import HostOutcomes
 from esper.evaluation.per_host import HostSearch, Training, affordable, best_of, halving, names
 from esper.lifecycle.roles import Roles
 from esper.seeding import stream
