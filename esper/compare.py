@@ -86,12 +86,18 @@ def main(arguments: list[str]) -> None:
         except ImportError as error:
             remedy = "install the extra compare, as in pip install -e '.[compare]'"
             raise ConfigError(f"comparisons need {error.name}, which is not installed: {remedy}") from error
-        found = compare(folders, config, overrides=overrides, log=lambda line: print(line, flush=True))
+        said: list[str] = []
+
+        def log(lines: str) -> None:
+            said.extend(lines.splitlines())
+            print(lines, flush=True)
+
+        found = compare(folders, config, overrides=overrides, log=log)
         look = {"config": asdict(config), "overrides": found.overrides, "sentences": found.sentences()}
         try:
             record_look(folders, found.runs, look)
         finally:  # of a folder that cannot be written to
-            show(found, Console())
+            show(found, Console(), said)
         with writing_reports(folders[0]):
             written = write(found, folders[0], f"python -m esper.compare {shlex.join(arguments)}")
         print("written:", *written, sep="\n  ")

@@ -55,7 +55,7 @@ def anomalies(runs: Sequence[Run], overrides: Sequence[str] = ()) -> list[str]:
             )
         if share and np.nanmedian(share) > MAX_BLUEPRINT_SHARE:
             found.append(f"{arm} has collapsed onto one blueprint: {100 * np.nanmedian(share):.0f} % of its germinations")
-    return found
+    return list(dict.fromkeys(found))  # several strata may have the same
 
 
 def other_hosts(runs: Sequence[Run], baselines: Sequence[str], overrides: Sequence[str] = ()) -> list[str]:

@@ -28,7 +28,7 @@ from esper.lab.tables import blocks_of, grown, latex, p_of, spreads, tested, var
 from esper.telemetry.seed_table import HEAD as HEADS
 from esper.telemetry.seed_table import LEGEND, TITLE, rows_of
 from esper.telemetry.tags import in_terms_of
-from esper.telemetry.text import decimals, number, si
+from esper.telemetry.text import counted, decimals, number, si
 
 HEAD = (
     "first - second",
@@ -164,9 +164,19 @@ COMPACT = ("accuracy", "return", "parameters", "training_flops")
 """Outcomes whose means the console shows beside that of the primary one; report.html has all."""
 
 
-def show(found: Comparison, console: Console) -> None:
-    """Print the sentences, the differences in the primary outcome, and the means of a few outcomes; 80 columns suffice."""
-    for sentence in found.sentences():
+def show(found: Comparison, console: Console, said: Sequence[str] = ()) -> None:
+    """Print the sentences, the differences in the primary outcome, and the means of a few outcomes; 80 columns suffice.
+
+    Args:
+        found: comparison.
+        console: where to print.
+        said: lines that were printed before; sentences among them are counted instead of repeated.
+    """
+    before = {in_terms_of(found.score, line) for line in said}
+    sentences = [sentence for sentence in found.sentences() if sentence not in before]
+    if repeated := len(found.sentences()) - len(sentences):
+        sentences.append(f"read this with the {counted(repeated, 'warning')} above the scores")
+    for sentence in sentences:
         console.print(escape(sentence), highlight=False, soft_wrap="python -m" in sentence)
     decisive, pairs = found.outcome, differences(found)
     chosen = pairs[pairs["outcome"] == decisive.name]

@@ -6,6 +6,7 @@ the code version and a digest of the file itself.
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -15,7 +16,6 @@ from typing import Any, cast
 import numpy as np
 from joblib import Parallel, delayed
 
-from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug, transferred
 from esper.config import Config, ConfigError
 from esper.evaluation.held_out import POLICIES, REPLAY, Evaluation
@@ -41,6 +41,8 @@ RESCORE = "remove it, and the run is scored again"
 """What to do with a file of scores that cannot be used."""
 Scores = dict[str, dict[str, float]]
 """Arm or baseline -> outcome -> mean over held-out hosts; outcomes that do not apply are left out."""
+Told = tuple[str, type[Warning], str, int]
+"""Warning of another process: message, category, file and line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +114,9 @@ def score_all(
     asked = (delayed(_score)(scoring, run, cores, named_plugins(), index) for index, run in enumerate(runs))
     found: Any = Parallel(n_jobs=workers, return_as="generator")(asked)
     try:
-        for index, (run, scores) in enumerate(zip(runs, found, strict=True)):
+        for index, (run, (scores, told)) in enumerate(zip(runs, found, strict=True)):
+            for warning in told:
+                warnings.warn_explicit(*warning)
             grown += run in new
             left = (time.monotonic() - begun) / grown * (len(new) - grown) if grown else 0.0
             text = f", about {duration(left)} left" if left else ""
@@ -124,16 +128,18 @@ def score_all(
         ) from error
 
 
-def _score(scoring: Scoring, run: Run, cores: int | None, plugins: Sequence[str], number: int) -> Scores:
+def _score(scoring: Scoring, run: Run, cores: int | None, plugins: Sequence[str], number: int) -> tuple[Scores, list[Told]]:
     """Score a run. If `cores` is given, this is a new process: it first imports the plugins of the command, takes the GPU of the
-    run's number, and limits itself to these cores."""
-    if cores is not None:
-        warn_plainly()
+    run's number, and limits itself to these cores; and it leaves its warnings to the command, which shows each once."""
+    if cores is None:
+        return scoring.scores(run), []
+    with warnings.catch_warnings(record=True) as caught:
         load_plugins(plugins)
         take_turn(number)
         limit_cores(cores)
         end_with_parent()
-    return scoring.scores(run)
+        scores = scoring.scores(run)
+    return scores, [(str(one.message), one.category, one.filename, one.lineno) for one in caught]
 
 
 def scored_file(run: Run, hosts: int, overrides: Sequence[str] = ()) -> Path:

@@ -37,6 +37,8 @@ def test_different_data_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shared.startswith("runs of different strata have the same seeds")
     (fault,) = anomalies([replace(one, stratum="") for one in tasks])
     assert "task is a digits and mnist5k, b digits and mnist5k; if this is a separate setting, add it to strata" in fault
+    longer = [replace(one, updates=20) if one.arm == "b" else one for one in tasks]
+    assert len(anomalies(longer)) == 1, "both strata have the same warning"
 
 
 def test_pooled_runs_of_an_arm_have_one_config(monkeypatch: pytest.MonkeyPatch) -> None:

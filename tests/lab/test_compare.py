@@ -83,6 +83,8 @@ def test_unlike_runs_are_refused_before_any_is_scored(
     C.main([str(copy), "outcome=parameters"])
     shown = capsys.readouterr().out
     assert shown.index("warning: odd") < shown.index("scored 1 of 5"), "a reader may stop in time"
+    assert shown.count("warning: odd") == 1
+    assert "read this with the 1 warning above the scores" in shown
     assert (copy / "report_outcome=parameters.html").exists()
     assert not (copy / "report.html").exists(), "that of the planned outcome"
     assert "odd" in json.loads((copy / "comparison_outcome=parameters.json").read_text())["warnings"]

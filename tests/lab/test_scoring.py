@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from esper.lab.scoring import (
     training_scores,
     unseen_kinds,
 )
+from esper.notices import UserNotice
 from esper.task.digits import DigitsConfig
 from esper.training.trainer import Trainer
 from tests.forked import in_fork
@@ -217,33 +219,47 @@ class Deadly(Scoring):
         raise AssertionError("unreachable")
 
 
+class Odd(Scoring):
+    """A scoring that warns."""
+
+    def scores(self, run: Run) -> Scores:
+        warnings.warn("odd", UserNotice, stacklevel=1)
+        return Scoring.scores(self, run)
+
+
 def test_scoring_starts_no_more_processes_than_runs(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs, started = [run for run in find_runs([experiment]) if run.finished], list[int]()
     monkeypatch.setattr(
-        "esper.lab.scoring.Parallel", lambda n_jobs, **_: lambda jobs: started.append(n_jobs) or [{} for _ in jobs]
+        "esper.lab.scoring.Parallel", lambda n_jobs, **_: lambda jobs: started.append(n_jobs) or [({}, []) for _ in jobs]
     )
     assert len(list(score_all(runs, Deadly(hosts=2, baselines=(), arm="shaped"), workers=10**9))) == len(runs)
     assert started == [len(runs)]
 
 
 def test_a_killed_worker_and_a_damaged_file_in_one_are_one_sentence(
-    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(context, "_DEFAULT_START_METHOD", "fork")  # so that workers find everything imported
 
     def scored_by(scoring: Scoring, folder: Path) -> dict[str, Any]:
         runs, lines = [run for run in find_runs([folder]) if run.finished], list[str]()
-        return {"scores": list(score_all(runs, scoring, workers=2, log=lines.append)), "lines": lines}
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("default")
+            scores = list(score_all(runs, scoring, workers=2, log=lines.append))
+        return {"scores": scores, "lines": lines, "told": [str(one.message) for one in told]}
 
     killed = "killed, most likely out of memory: set workers below 2; runs scored so far are kept"
     with pytest.raises(ConfigError, match=killed):
         in_fork(lambda: scored_by(Deadly(hosts=2, baselines=(), arm="shaped"), experiment))
     folder = shutil.copytree(experiment / "shaped", tmp_path / "shaped")
-    fine = Scoring(hosts=2, baselines=(), arm="shaped")
+    fine = Odd(hosts=2, baselines=(), arm="shaped")
     for path in folder.rglob("scored_*"):
         path.unlink()
+    capfd.readouterr()
     found = in_fork(lambda: scored_by(fine, folder))
     assert len(found["scores"]) == 2
+    assert found["told"].count("odd") == 2
+    assert "odd" not in capfd.readouterr().err, "the command shows each warning once"
     assert re.search(r"^scored 1 of 2: \S+, about \d+ (s|min) left$", found["lines"][1])
     assert found["lines"][2].startswith("scored 2 of 2")
     for run in find_runs([folder]):
