@@ -303,12 +303,10 @@ class Bandit(Learner):
         """
         saved = {"discount": torch.ones(len(state["choice"]))} | state
         memory = DecisionMemory(**{part.name: saved[part.name].numpy() for part in fields(DecisionMemory)})
-        check_choices(self, state["choices"], self.names)
+        check_choices(state["choices"], self.names)
         if (context := state["context"]) != self._columns:
             strange = ", ".join(name for name in context if name not in self._columns) or "fewer features, or in another order"
-            raise ValueError(
-                f"the {type(self).__name__} learned from {strange}, and not from what is observed here: use it on its own task"
-            )
+            raise ValueError(f"this policy learned from {strange}, and not from what is observed here: use it on its own task")
         self._memory = memory
         if len(memory.choice):
             self._fit()

@@ -253,21 +253,25 @@ def check_twins(hosts: int, twins: int, remedy: str = "agent.twins=1") -> None:
         raise ValueError(f"hosts={hosts} is not a multiple of agent.twins={twins}: set hosts to {more}, or {remedy}")
 
 
-def check_offered(setting: str, blueprint: str, offered: Sequence[str]) -> None:
+def check_offered(setting: str, blueprint: str, offered: Sequence[str], *, learned: bool = False) -> None:
     """Raise ValueError if a blueprint is not available.
 
     Args:
         setting: the setting that names it, as typed.
+        blueprint: name of the blueprint.
+        offered: names of the available blueprints.
+        learned: if true, the controller has learned to use it, and can use no other one in its place.
     """
     if blueprint not in offered:
-        raise ValueError(f"{setting} is not available: choose one of {', '.join(offered)}, or add it to blueprint")
+        other = "" if learned else f"choose one of {', '.join(offered)}, or "
+        raise ValueError(f"{setting} is not available: {other}add it to blueprint")
 
 
-def check_choices(learner: object, learned: Sequence[str], here: Sequence[str]) -> None:
-    """Raise ValueError if a learner has learned to choose among other choices than those here."""
+def check_choices(learned: Sequence[str], here: Sequence[str]) -> None:
+    """Raise ValueError if a policy has learned to choose among other choices than those here."""
     if list(learned) != list(here):
         raise ValueError(
-            f"the {type(learner).__name__} learned to choose among {', '.join(learned)}, but here the choices are "
+            f"this policy learned to choose among {', '.join(learned)}, but here the choices are "
             f"{', '.join(here)}: use it on hosts with the slots and blueprints of its run"
         )
 

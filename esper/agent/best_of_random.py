@@ -116,7 +116,8 @@ class BestOfRandom(Search[list[ActionConfig]]):
         for action in (ActionConfig(**plain) for plain in state["best"]):
             check_time(f"at={action.at} in the best schedule", action.at, self.spec.num_steps)
             if action.blueprint is not None:
-                check_offered(f"blueprint={action.blueprint} in the best schedule", action.blueprint, self.spec.blueprint_names)
+                where = f"blueprint={action.blueprint} in the best schedule"
+                check_offered(where, action.blueprint, self.spec.blueprint_names, learned=True)
             slot = slot_of_these_hosts("in the best schedule", action.slot, state["slots"], self.spec.slot_names)
             placed.append(replace(action, slot=slot))
         Search.load_state_dict(self, state)

@@ -111,7 +111,7 @@ class React(Search[ReactRule]):
             rule = replace(rule, slot=slot_of_these_hosts("in the best rule", rule.slot, state["slots"], self.spec.slot_names))
         if rule.blueprint is not None:
             name = state["blueprints"][rule.blueprint]
-            check_offered(f"blueprint={name} in the best rule", name, self.spec.blueprint_names)
+            check_offered(f"blueprint={name} in the best rule", name, self.spec.blueprint_names, learned=True)
             rule = replace(rule, blueprint=self.spec.blueprint_names.index(name))
         Search.load_state_dict(self, state)
         self.play(rule)

@@ -188,7 +188,7 @@ class ScheduleBandit(Learner):
         Raises:
             ValueError: there are other slots or blueprints.
         """
-        check_choices(self, state["names"], self.names)
+        check_choices(state["names"], self.names)
         times = int(self.at_A.max()) + 1
         kept_n = state["at"] < times  # schedules that are too late here say nothing about the others
         seed_n, at_n = state["seed"][kept_n].numpy(), state["at"][kept_n].numpy()

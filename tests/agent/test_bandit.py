@@ -163,7 +163,7 @@ def test_hosts_with_other_slots_are_refused() -> None:
     bandit = BanditConfig().build(SPEC, seed=0)
     update(bandit, rng)
     for other in (make_spec(slots=3, blueprints=2), replace(SPEC, blueprint_names=SPEC.blueprint_names[::-1])):
-        with pytest.raises(ValueError, match=r"the Bandit learned to choose among nothing, .* but here the choices are "):
+        with pytest.raises(ValueError, match=r"this policy learned to choose among nothing, .* but here the choices are "):
             BanditConfig().build(other, seed=0).load_state_dict(bandit.state_dict())
 
 

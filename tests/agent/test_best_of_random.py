@@ -149,7 +149,7 @@ def test_seed_and_number_determine_a_schedule() -> None:
     ("plain", "message"),
     [
         ({"slot": 3}, r"slot elsewhere in the best schedule is not one of these hosts, which have "),
-        ({"blueprint": "norm"}, r"blueprint=norm in the best schedule is not available"),
+        ({"blueprint": "norm"}, r"blueprint=norm in the best schedule is not available: add it to blueprint$"),
         ({"at": 10}, r"at=10 in the best schedule is after the end of the episode, steps=10"),
     ],
 )

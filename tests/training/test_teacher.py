@@ -71,7 +71,7 @@ def test_a_rule_can_teach(tmp_path: Path) -> None:
     [
         (["agent.teacher=heuristc"], "agent.teacher=heuristc is neither the folder of a run nor an agent that needs no training"),
         (["agent.teacher={bandit}/.hydra"], "agent.teacher={bandit}/.hydra"),
-        (["agent.teacher={bandit}", "blueprint=[norm]"], "agent.teacher={bandit}: the ReactBandit learned to choose among"),
+        (["agent.teacher={bandit}", "blueprint=[norm]"], "agent.teacher={bandit}: this policy learned to choose among"),
         (["agent.teacher=greedy_potential", "env.potential=false"], "agent.teacher=greedy_potential reads growth"),
     ],
 )
@@ -127,7 +127,7 @@ def test_the_teacher_of_every_block_is_checked_before_the_first_run(policy: Path
 def test_a_teacher_of_a_later_arm_that_does_not_fit_is_refused_before_the_first_run(bandit: Path, tmp_path: Path) -> None:
     arms = f"arms={{rule: 'agent.teacher=heuristic', learned: 'agent.teacher={bandit}'}}"
     words = command.spelled_out(["sweep=ab", "aa_control=false", "blueprint=[norm]", arms, f"hydra.sweep.dir={tmp_path}"])
-    with pytest.raises(ConfigError, match=rf"^agent\.teacher={bandit}: the ReactBandit learned to choose among"):
+    with pytest.raises(ConfigError, match=rf"^agent\.teacher={bandit}: this policy learned to choose among"):
         command._look_ahead(words, "config", many=True, show=False)
 
 
@@ -209,7 +209,7 @@ def test_a_teacher_that_is_still_learning_is_named(tmp_path: Path) -> None:
             [],
             " reads the timetable of events, .*: add env.timetable=true, with a task that has events, or choose another teacher",
         ),
-        (["agent=react_bandit"], ["blueprint=[norm]"], ": the ReactBandit learned to choose among .*"),
+        (["agent=react_bandit"], ["blueprint=[norm]"], ": this policy learned to choose among .*"),
         (["env.potential=false"], [], " was trained with env.potential=false, and this run has true: make them equal"),
         ([], ["agent.heads.style=free"], r" was trained without agent\.heads\.style=free: leave that out here, or train .*"),
     ],
