@@ -1,9 +1,11 @@
 """Registration and import of parts from outside: every mistake is one sentence. tests/outside runs such parts."""
 
 import importlib
+import json
 import os
 import re
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,14 @@ from esper.cli.help import groups
 from esper.cli.overrides import check, check_over
 from esper.config import GROUPS, ConfigError
 from esper.lifecycle.slots import SlotsConfig
+from esper.notices import UserNotice
 from esper.plugins import load_plugins, split_plugins
 from esper.ranges import check_ranges
 from esper.reward.modes import MinimalConfig, RewardConfig
 from esper.reward.table import RENT, TERMINAL
 from esper.reward.terms import RentUnit
 from esper.training.config_io import from_plain, resumed, to_plain
-from esper.training.provenance import versions
+from esper.training.provenance import FILE, versions, warn_of_changed_parts
 from esper.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("own_parts")
@@ -285,6 +288,23 @@ def test_a_config_brings_its_plugins_back_also_when_their_file_has_moved(tmp_pat
     saved = from_plain(plain)
     saved.plugins.append(str(more))
     assert resumed(saved, asked, [f"plugins=[{moved}]", "resume=x"]).plugins == [str(moved), str(more)]
+
+
+def test_a_plugin_that_was_edited_after_training_is_noticed(tmp_path: Path) -> None:
+    file, record = tmp_path / "my_own_parts.py", tmp_path / FILE
+    file.write_text(PLUGIN)
+    load_plugins([str(file)])
+    trained = {"esper": versions(), "first_update": 0, "updates": 1}
+    record.write_text(json.dumps([trained]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_changed_parts(tmp_path)
+        file.write_text(PLUGIN + "# edited\n")
+        record.write_text(json.dumps([trained | {"updates": 0}]))  # it failed before it trained anything
+        warn_of_changed_parts(tmp_path)
+    record.write_text(json.dumps([trained]))
+    with pytest.warns(UserNotice, match=r"^the source of my_own_parts has changed since this run was trained: restore it, or"):
+        warn_of_changed_parts(tmp_path)
 
 
 def test_an_installed_plugin_needs_no_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
