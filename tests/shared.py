@@ -16,6 +16,7 @@ from hydra.core.config_store import ConfigStore
 import esper.cli.command  # noqa: F401  (with it, Hydra composes faster)
 from esper import plugins
 from esper.config import ALIASES, GROUPS
+from esper.hosts.custom import IMPORTED
 from esper.telemetry.writers import WRITERS
 from tests.composed import compose_once
 from tests.env_fixtures import gamma, make_env, plan_actions, random_actions, small_task  # noqa: F401  (fixtures)
@@ -28,9 +29,9 @@ os.environ.pop("HYDRA_FULL_ERROR", None)  # with it, mistakes show their traceba
 
 @pytest.fixture
 def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Options that the test registers, and plugins that it imports, are gone after it."""
+    """Options that the test registers, and plugins and custom hosts that it imports, are gone after it."""
     store = ConfigStore.instance()
-    tables = [*GROUPS.values(), WRITERS, *(store.repo[group] for group in (*GROUPS, *ALIASES))]
+    tables = [*GROUPS.values(), WRITERS, IMPORTED, *(store.repo[group] for group in (*GROUPS, *ALIASES))]
     before = [copy(table) for table in tables]
     imported: list[str] = []
     load = plugins._import

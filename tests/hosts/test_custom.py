@@ -14,7 +14,7 @@ from esper.cli.readiness import ready
 from esper.config import ConfigError
 from esper.evaluate import main
 from esper.evaluation.held_out import Evaluation
-from esper.hosts.custom import CustomConfig
+from esper.hosts.custom import IMPORTED, CustomConfig
 from esper.notices import UserNotice
 from esper.task.digits import DigitsConfig
 from esper.training import provenance
@@ -135,7 +135,15 @@ text = "no class"
 
 
 @pytest.fixture
-def on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_left() -> Iterator[None]:
+    """What is recorded as imported is the same before and after the test."""
+    before = {**IMPORTED}
+    yield
+    assert before == IMPORTED
+
+
+@pytest.fixture
+def on_the_path(nothing_left: None, own_parts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Put the module `my_hosts` on Python's search path."""
     (tmp_path / "my_hosts.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
