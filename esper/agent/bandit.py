@@ -73,12 +73,14 @@ class DecisionMemory:
     """Choices that were legal then `[n, C]`."""
     discount: FloatArray
     """Weight of the return from then on `[n]`: `agent.gamma` to the power of the steps in between; 1 if none follows."""
+    legal: BoolArray
+    """Choices that were legal `[n, C]`."""
 
     @classmethod
     def empty(cls, features: int, choices: int) -> "DecisionMemory":
         """Return a memory of no decisions."""
-        none, seen = np.zeros(0, np.float32), np.zeros((0, features), np.float32)
-        return cls(seen, np.zeros(0, np.int64), none, none, seen, np.zeros((0, choices), np.bool_), none)
+        none, seen, legal = np.zeros(0, np.float32), np.zeros((0, features), np.float32), np.zeros((0, choices), np.bool_)
+        return cls(seen, np.zeros(0, np.int64), none, none, seen, legal, none, legal)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays by name."""
@@ -115,7 +117,7 @@ class Decisions:
         next_seen = np.where(following[:, None] < 0, np.float32(np.nan), seen[following])
         discount: FloatArray = np.where(following < 0, 1.0, self.gamma ** (until - steps)).astype(np.float32)
         reward: FloatArray = (going - discount * going_TN[until, hosts]).astype(np.float32)
-        whole = DecisionMemory(seen, choice, reward, going, next_seen, legal[following], discount)
+        whole = DecisionMemory(seen, choice, reward, going, next_seen, legal[following], discount, legal)
         return DecisionMemory(**{name: part[np.isfinite(going)] for name, part in whole.arrays().items()})
 
 
@@ -301,7 +303,8 @@ class Bandit(Learner):
         Raises:
             ValueError: the observations have other features, or there are other choices.
         """
-        saved = {"discount": torch.ones(len(state["choice"]))} | state
+        count, choices = len(state["choice"]), len(state["choices"])  # states of earlier versions have no `legal`
+        saved = {"discount": torch.ones(count), "legal": torch.ones((count, choices), dtype=torch.bool)} | state
         memory = DecisionMemory(**{part.name: saved[part.name].numpy() for part in fields(DecisionMemory)})
         check_choices(state["choices"], self.names)
         if (context := state["context"]) != self._columns:
@@ -315,7 +318,7 @@ class Bandit(Learner):
         """Return the choices that would now be most frequent, without exploration, for the contexts in memory."""
         if not any(self.models):
             return []
-        best = np.argmax(self._predict(self._memory.seen), axis=1)
+        best = np.where(self._memory.legal, self._predict(self._memory.seen), -np.inf).argmax(axis=1)
         counts = np.bincount(best, minlength=len(self.names)) / max(1, len(best))
         shown = [f"{self.names[i]} {100 * counts[i]:.0f} %" for i in np.argsort(-counts, kind="stable")[:3] if counts[i] > 0]
         return [("bandit would now plant", ", ".join(shown))]

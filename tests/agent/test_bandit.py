@@ -180,6 +180,7 @@ def test_decisions_on_a_host_are_linked_to_the_next_one_there():
     assert memory.going.tolist() == [30, 4, 24]
     assert memory.reward.tolist() == [6, 4, 24]
     assert memory.next_seen[0] == 3
+    assert memory.legal.shape == (3, 5)
     assert np.isnan(memory.next_seen[1:]).all()
 
 
@@ -190,7 +191,7 @@ def test_doing_nothing_is_worth_the_best_later_decision():
     later = np.where(np.arange(3 * count)[:, None] < count, seen, np.float32(np.nan))
     legal = np.ones((3 * count, len(bandit.names)), np.bool_)
     choice = np.repeat([0, 1, 2], count)
-    bandit._memory = DecisionMemory(seen, choice, paid, paid, later, legal, np.ones_like(paid))
+    bandit._memory = DecisionMemory(seen, choice, paid, paid, later, legal, np.ones_like(paid), legal)
     bandit._fit()
     assert bandit._predict(seen)[:, 0] == pytest.approx(10, abs=0.5)
     bandit._memory.discount[:] = 0.5
@@ -200,3 +201,20 @@ def test_doing_nothing_is_worth_the_best_later_decision():
     legal[:, 1] = False
     bandit._fit()
     assert bandit._predict(seen)[:, 0].max() < 5, "only legal decisions count"
+
+
+def test_a_summary_counts_legal_choices_only():
+    bandit, rng, legal = BanditConfig().build(SPEC, seed=0), np.random.default_rng(0), np.ones((2, 5), np.bool_)
+    legal[1, 1] = False  # as where the slot is taken
+    hosts, choice = np.arange(2), np.array([1, 2])
+    decisions = [(0, hosts, rng.standard_normal((2, bandit._memory.seen.shape[1])).astype(np.float32), legal, choice)]
+    bandit._memory = Decisions(decisions=decisions, reward_TN=[np.array([10.0, 1.0], np.float32)]).memory()
+    bandit._fit()
+    assert bandit._predict(bandit._memory.seen).argmax(axis=1).tolist() == [1, 1]
+    ((_, shown),) = bandit.summary()
+    assert shown == f"{bandit.names[1]} 50 %, {bandit.names[2]} 50 %"
+    again, state = BanditConfig().build(SPEC, seed=0), bandit.state_dict()
+    again.load_state_dict(state)
+    assert again.summary() == bandit.summary()
+    again.load_state_dict({name: value for name, value in state.items() if name != "legal"})
+    assert again.summary() == [("bandit would now plant", f"{bandit.names[1]} 100 %")], "a state of an earlier version"
