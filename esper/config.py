@@ -169,6 +169,9 @@ class Config(Chosen):
         self.task.events.check_steps(self.steps)
         if self.host.frozen and not self.task.pretrain:
             warnings.warn("host.frozen=true freezes untrained hosts: set task.pretrain to train them first", stacklevel=2)
+        if self.policy_seed is not None and not self.agent.seeded:
+            agent = self.choice("agent")
+            warnings.warn(f"policy_seed={self.policy_seed} has no effect with agent={agent}: leave it out", stacklevel=2)
         if self.optimiser.micro_batches > self.task.batch_size:
             raise ValueError(
                 f"optimiser.micro_batches={self.optimiser.micro_batches} exceeds "

@@ -332,3 +332,22 @@ def test_gates_that_outlast_the_episode_warn() -> None:
         check(["agent.heads.tempo=slow", "steps=9"])
     with pytest.warns(UserWarning, match=r"takes 10 host epochs, and slots\.prune_after=8 removes each seed before"):
         check(["slots.prune_after=8", "agent.heads.tempo=slow"])
+
+
+@pytest.mark.parametrize(
+    ("key", "without", "sentence"),
+    [
+        ("reward.rent_unit=flops", "reward.rent=0", r"^reward\.rent_unit=flops has no effect with reward\.rent=0: leave it out$"),
+        ("reward.most=3", "reward.escrow=0", r"^reward\.most=3\.0 has no effect with reward\.escrow=0: leave it out$"),
+        ("policy_seed=3", "agent=bandit", "^policy_seed=3 has no effect with agent=bandit: leave it out$"),
+    ],
+)
+def test_a_key_without_effect_warns(key: str, without: str, sentence: str) -> None:
+    """An error would refuse sweeps in which it has an effect on some runs, such as reward.rent=0,0.5 or agent=ppo,bandit."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(["reward=escrow", key])
+        check(["reward=escrow", without])
+    with pytest.warns(UserWarning, match=sentence) as told:
+        check(["reward=escrow", key, without])
+    assert {one.filename for one in told} == {"<string>"}, "which the command shows as a sentence"

@@ -21,6 +21,7 @@ FAMILIAR = {
     "learning_rate": "agent.learning_rate, of the controller, or optimiser.learning_rate, of the hosts",
     "entropy": "agent.entropy_coef",
     "batch_size": "task.batch_size",
+    "page": "telemetry.page_hosts=0, for no page",
 }
 """Name of a key in other programs -> the keys of Esper that are meant."""
 

@@ -4,8 +4,9 @@ A mode is a config whose fields named in `pays` are the weights of its terms: `r
 its weight. All modes pay in points and use the same signals, so one run can combine any of them.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, cast
 
 from esper.lifecycle.slots import SlotsConfig
@@ -46,6 +47,16 @@ class RewardConfig:
                 f"reward.per_host has no hosts for reward={own}, whose keys would have no effect: add {own}, or choose "
                 f"reward={next(iter(self.counts))}"
             )
+        self._warn_of_unread()
+
+    def _warn_of_unread(self) -> None:
+        """Warn of keys that were set, and that only terms of weight 0 read."""
+        for key in (one for one in fields(self) if one.default not in (MISSING, getattr(self, one.name))):
+            weights = [weight for weight, term in self.pays.items() if key.name in term.reads]
+            if weights and not any(getattr(self, weight) for weight in weights):
+                typed = f"reward.{key.name}={getattr(self, key.name)}"
+                dropped = " and ".join(f"reward.{weight}=0" for weight in weights)
+                warnings.warn(f"{typed} has no effect with {dropped}: leave it out", stacklevel=3)
 
     @property
     def counts(self) -> dict[str, int]:

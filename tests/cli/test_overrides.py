@@ -20,6 +20,7 @@ MALFORMED: list[tuple[str, str]] = [
     ("reward.rnt=1", "no key reward.rnt: did you mean rent\\? reward has .*"),
     ("rent=1", "did you mean reward.rent?"),
     ("sede=1", "no key sede: did you mean seed\\? the config has .*"),
+    ("page=false", "no key page: did you mean telemetry.page_hosts=0, for no page\\? the config has .*"),
     ("rewrd=shaped", "no key rewrd: did you mean reward\\? the config has .*"),
     ("++foo=1", "no key foo"),
     ("~foo", "no key foo"),
