@@ -219,7 +219,10 @@ def test_accuracy_is_that_of_every_epoch_where_the_reward_pays_it(tmp_path, caps
     shown = capsys.readouterr().out
     assert "of online accuracy" in " ".join(shown.splitlines()[:2])
     assert shown.count("online accuracy [%]") == 2, "in the table of controllers and that of searches"
-    assert " ".join(shown.split()).count("Online accuracy: test accuracy with all seeds as they are, mean over the host epochs.") == 2
+    assert (
+        " ".join(shown.split()).count("Online accuracy: test accuracy with all seeds as they are, mean over the host epochs.")
+        == 2
+    )
     report = json.loads((folder / "evaluation_000001_2_hosts_episode0.json").read_text())
     assert report["headline"] == "online"
     row = next(row for row in report["rows"] if row["controller"] == "policy")
