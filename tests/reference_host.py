@@ -240,7 +240,9 @@ class Grown:
         hosts: Sequence[nn.Module] = (),
         frozen: bool = False,
         precision: Precision = Precision.fp32,
+        samples_last: bool = True,
     ) -> None:
+        self.samples_last = samples_last and layout is Layout.IMAGES and precision is Precision.fp32
         optimiser = optimiser or SGDConfig(weight_decay=5e-3, seeds=SeedSettingsConfig(max_norm=0.3))
         generator = torch.Generator().manual_seed(members)
         torch.manual_seed(members)
@@ -317,7 +319,7 @@ class Grown:
             shape = (samples, 1, 8, 8) if self.layout is Layout.IMAGES else (samples, 5)
             xs = [torch.randn(shape, generator=generator) for _ in range(members)]
             ys = [torch.randint(WORDS, (samples,), generator=generator) for _ in range(members)]
-        return xs, ys, side_by_side(torch.stack(xs))
+        return xs, ys, side_by_side(torch.stack(xs), samples_last=self.samples_last)
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ DOOR = {"grammar", "config", "training", "cli", "evaluation", "lab", "page", *RO
 """Rooms that may know Hydra and OmegaConf."""
 MAX_LINES, MAX_FUNCTION = 400, 60
 LONG = {
+    "fusion/kernels.py": "Numba keeps compiled code until the file of a function changes, whatever that function calls",
     "agent/ppo/ppo.py": "one algorithm: its config, how it acts and how it learns",
 }
 """Files that may be longer than `MAX_LINES`, and why."""

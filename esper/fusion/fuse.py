@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from esper.fusion.sequential import StackedSequential
 from esper.fusion.stacked import STACKED, FusionError, StackedLayer
 
 MIXES_MEMBERS = (
@@ -76,7 +77,7 @@ def fuse(modules: Sequence[nn.Module], path: str = "", *, tied: bool = False) ->
         for key, child in first.__dict__["_modules"].items()  # named_children omits the second use of a layer
         if child is not None
     }
-    return fused
+    return StackedSequential(fused) if type(fused) is nn.Sequential else fused
 
 
 def _refuse_shared_buffers(module: nn.Module) -> None:

@@ -14,6 +14,8 @@ from esper.fusion.layout import members_first
 class MaskedConv2d(nn.Conv2d):
     """A convolution whose kernel is multiplied by a fixed 0/1 mask of the kernel's height and width."""
 
+    any_strides = True
+
     mask: Tensor
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, mask: Tensor, *, padding: int) -> None:
@@ -37,8 +39,19 @@ class MaskedLinear(nn.Linear):
         return F.linear(input, self.weight * self.mask, self.bias)
 
 
+class GlobalMean(nn.Module):
+    """The mean over height and width."""
+
+    any_strides = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
 class ChannelScale(nn.Module):
     """A learned factor per channel, initialised to zero (LayerScale, Touvron et al. 2021)."""
+
+    any_strides = True
 
     def __init__(self, channels: int) -> None:
         super().__init__()

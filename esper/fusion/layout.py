@@ -1,6 +1,6 @@
 """The layout of members in the features of a fused network, and selections of members.
 
-    images      [B, M*C, H, W]   channels-last in memory, members side by side along the channels
+    images      [B, M*C, H, W]   channels-last or batch-last in memory, members side by side along the channels
     vectors     [B, M*C]         the same without space
     sequences   [M*B, T, D]      the batches of the members one after another; tokens are integers [M*B, T]
 
@@ -16,6 +16,8 @@ from enum import StrEnum
 
 import torch
 from torch import Tensor
+
+from esper.fusion.batch_last import batch_last, is_batch_last
 
 PERMUTE = "if channels come last, return x.permute(0, 3, 1, 2)"
 """Remedy for images whose channels come last."""
@@ -34,20 +36,24 @@ def members_first(x: Tensor) -> bool:
     return x.dim() == 3 or not x.is_floating_point()
 
 
-def side_by_side(samples_MB: Tensor) -> Tensor:
-    """Return the samples of each member `[M, B, ...]` in their layout: images, vectors, or tokens."""
+def side_by_side(samples_MB: Tensor, *, samples_last: bool = False) -> Tensor:
+    """Return the samples of each member `[M, B, ...]` in their layout: images (batch-last if `samples_last`), vectors, tokens."""
     if members_first(samples_MB[0]):
         return samples_MB.flatten(0, 1)
     if samples_MB.dim() == 3:
         return samples_MB.transpose(0, 1).flatten(1)
     _, b, _, h, w = samples_MB.shape
+    if samples_last:
+        return samples_MB.permute(0, 2, 3, 4, 1).contiguous().flatten(0, 1).permute(3, 0, 1, 2)
     return samples_MB.permute(1, 3, 4, 0, 2).contiguous().view(b, h, w, -1).permute(0, 3, 1, 2)
 
 
-def repeated(samples_B: Tensor, members: int) -> Tensor:
-    """Return the same samples `[B, ...]` for each of M members, in their layout."""
+def repeated(samples_B: Tensor, members: int, *, samples_last: bool = False) -> Tensor:
+    """Return the same samples `[B, ...]` for each of M members, in their layout; images batch-last if `samples_last`."""
     if members_first(samples_B):
         return samples_B.repeat(members, *[1] * (samples_B.dim() - 1))
+    if samples_last:
+        return batch_last(samples_B).permute(1, 2, 3, 0).repeat(members, 1, 1, 1).permute(3, 0, 1, 2)
     many = samples_B.repeat(1, members, *[1] * (samples_B.dim() - 2))
     return many.contiguous(memory_format=torch.channels_last) if many.dim() == 4 else many
 
@@ -63,6 +69,8 @@ def take_members(x: Tensor, chosen_L: Tensor, members: int) -> Tensor:
     """Return the features of the chosen members of M, in the given order."""
     if members_first(x):
         return x.view(members, -1, *x.shape[1:]).index_select(0, chosen_L).flatten(0, 1)
+    if is_batch_last(x):
+        return _first(x, members).index_select(0, chosen_L).flatten(0, 1).permute(3, 0, 1, 2)
     if x.dim() == 4:
         b, _, h, w = x.shape
         chosen = x.permute(0, 2, 3, 1).view(b, h, w, members, -1).index_select(3, chosen_L)
@@ -75,6 +83,9 @@ def add_members(x: Tensor, chosen_L: Tensor, part: Tensor, members: int) -> Tens
     if members_first(x):
         x.view(members, -1, *x.shape[1:]).index_add_(0, chosen_L, part.reshape(len(chosen_L), -1, *part.shape[1:]))
         return x
+    if is_batch_last(x):
+        _first(x, members).index_add_(0, chosen_L, _first(batch_last(part), len(chosen_L)))
+        return x
     if x.dim() == 4:
         b, _, h, w = x.shape
         whole = x.permute(0, 2, 3, 1).view(b, h, w, members, -1)
@@ -82,6 +93,11 @@ def add_members(x: Tensor, chosen_L: Tensor, part: Tensor, members: int) -> Tens
         return x
     x.view(x.shape[0], members, -1).index_add_(1, chosen_L, part.view(x.shape[0], len(chosen_L), -1))
     return x
+
+
+def _first(x: Tensor, members: int) -> Tensor:
+    """Return images in batch-last memory as `[M, C, H, W, B]`, a view."""
+    return x.permute(1, 2, 3, 0).unflatten(0, (members, -1))
 
 
 def split_members(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
@@ -94,7 +110,11 @@ def split_members(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
 
 def join_members(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate features of members, the inverse of `split_members`."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), 0 if members_first(parts[0]) else 1)
+    if len(parts) == 1:
+        return parts[0]
+    if all(is_batch_last(part) for part in parts):
+        return torch.cat([part.permute(1, 2, 3, 0) for part in parts]).permute(3, 0, 1, 2)
+    return torch.cat(list(parts), 0 if members_first(parts[0]) else 1)
 
 
 def by_member(logits: Tensor, members: int) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.fusion import batch_last_layers as own
+from esper.fusion.batch_last import can_convolve, is_batch_last
 from esper.fusion.convolution import convolution
 from esper.fusion.layers import (
     CausalAttention,
@@ -71,13 +73,19 @@ class StackedConv2d(StackedLayer):
             what = f"padding={first.padding!r} and padding_mode={first.padding_mode!r}"
             raise refuse(first, what, "use numeric zero padding")
         self.stride, self.padding, self.dilation = (_pair(value) for value in (first.stride, first.padding, first.dilation))
-        self.groups = first.groups
+        self.groups, self.keeps_size = first.groups, can_convolve(first)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight if self.mask is None else self.weight * self.mask[:, None, None]
-        bias = None if self.bias is None else self.bias.flatten()
+        weight, bias = self.filters()
+        if self.keeps_size and is_batch_last(x):
+            return own.convolution(x, weight, bias, self.members * self.groups)
         how = self.stride, self.padding, self.dilation, self.members * self.groups, self.members
-        return convolution(x, weight.flatten(0, 1), bias, *how)
+        return convolution(x, weight, bias, *how)
+
+    def filters(self) -> tuple[Tensor, Tensor | None]:
+        """Return the weights of all members `[M*O, I, k, k]`, and their bias `[M*O]`."""
+        weight = self.weight if self.mask is None else self.weight * self.mask[:, None, None]
+        return weight.flatten(0, 1), None if self.bias is None else self.bias.flatten()
 
 
 def _pair(value: tuple[int, ...]) -> tuple[int, int]:
@@ -98,11 +106,17 @@ class StackedBatchNorm2d(StackedLayer):
             raise refuse(first, "no momentum, affine parameters or running statistics", "use the defaults")
         self.momentum, self.eps = first.momentum, first.eps
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, rectify: bool = False) -> Tensor:
+        weight, bias, mean, var = self.vectors()
+        if is_batch_last(x) and self.training:
+            return own.batch_norm(x, weight, bias, mean, var, self.momentum, self.eps, rectify=rectify)
+        y = F.batch_norm(x, mean, var, weight, bias, self.training, self.momentum, self.eps)
+        return F.relu_(y) if rectify else y
+
+    def vectors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return weight, bias, running mean and running variance of all members, each `[M*C]`."""
         assert self.bias is not None
-        mean, var = self.running_mean.view(-1), self.running_var.view(-1)
-        weight, bias = self.weight.flatten(), self.bias.flatten()
-        return F.batch_norm(x, mean, var, weight, bias, self.training, self.momentum, self.eps)
+        return self.weight.flatten(), self.bias.flatten(), self.running_mean.view(-1), self.running_var.view(-1)
 
 
 class StackedGroupNorm(StackedLayer):
@@ -114,16 +128,40 @@ class StackedGroupNorm(StackedLayer):
             raise refuse(layers[0], "no affine parameters", "use the defaults")
         self.num_groups, self.eps = layers[0].num_groups, layers[0].eps
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, rectify: bool = False) -> Tensor:
         assert self.bias is not None
         if members_first(x):
             raise ValueError("a fused GroupNorm takes images or vectors, got sequences: use LayerNorm there")
+        groups = self.members * self.num_groups
+        if is_batch_last(x):
+            weight, bias = self.weight.flatten(), self.bias.flatten()
+            return own.group_norm(x, groups, weight, bias, self.eps, rectify=rectify)
         if self.weight.requires_grad and not x.requires_grad:
             # On a CPU, torch 2.13 crashes in the backward of a channels-last group norm whose input needs no gradient.
             x = x.detach().requires_grad_()
         weight, bias = self.weight.flatten().to(x.dtype), self.bias.flatten().to(x.dtype)
         with as_given(x):
-            return F.group_norm(x, self.members * self.num_groups, weight, bias, self.eps)
+            y = F.group_norm(x, groups, weight, bias, self.eps)
+            return F.relu_(y) if rectify else y
+
+
+class StackedMaxPool2d(StackedLayer):
+    """`MaxPool2d`, which does not mix channels."""
+
+    def __init__(self, layers: Sequence[nn.MaxPool2d]) -> None:
+        super().__init__(layers)
+        self._pool = layers[0]
+        sizes = [_both(one) for one in (self._pool.kernel_size, self._pool.stride, self._pool.padding, self._pool.dilation)]
+        self.halves = sizes == [(2, 2), (2, 2), (0, 0), (1, 1)] and not (self._pool.ceil_mode or self._pool.return_indices)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.halves and is_batch_last(x) and min(x.shape[2:]) > 1:
+            return own.max_pool(x)
+        return self._pool(x)
+
+
+def _both(value: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (value, value) if isinstance(value, int) else tuple(value)
 
 
 class StackedLayerNorm(StackedLayer):
@@ -233,6 +271,7 @@ STACKED: dict[type[nn.Module], type[StackedLayer]] = {
     MaskedConv2d: StackedConv2d,
     nn.BatchNorm2d: StackedBatchNorm2d,
     nn.GroupNorm: StackedGroupNorm,
+    nn.MaxPool2d: StackedMaxPool2d,
     nn.LayerNorm: StackedLayerNorm,
     nn.Linear: StackedLinear,
     MaskedLinear: StackedLinear,

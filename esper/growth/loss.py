@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from esper.fusion.layout import by_member
 from esper.fusion.precision import in_single
+from esper.fusion.sequential import StackedSequential
 from esper.fusion.stacked import StackedLinear
 from esper.growth.objective import CLASSIFICATION, Objective
 from esper.seeds.slot_gradients import GradientHooks
@@ -45,7 +46,7 @@ class LastSegment(NamedTuple):
             chosen: members that count; the others are computed with them.
             count_L: number by which each sum of losses is divided; None is the number of targets.
         """
-        *body, head = self.segment if type(self.segment) is nn.Sequential else [self.segment]
+        *body, head = _layers(self.segment)
         if self.x.dim() != 3 or not isinstance(head, (nn.Linear, StackedLinear)):
             return self.objective.mean_losses(_of(self.logits(), chosen), targets_LB, count_L)
         each = LOGITS // (self.x.shape[0] * head.weight.shape[-2])
@@ -73,6 +74,13 @@ def backpropagate(loss_L: Tensor, scale_L: Tensor | None = None, hooks: Gradient
     (loss_L * scale_L).sum().backward()
     if hooks is not None:
         hooks.scale(scale_L.reciprocal())
+
+
+def _layers(segment: nn.Module) -> list[nn.Module]:
+    """Return the layers of a sequence, or a module of another class alone: its forward may do anything."""
+    if isinstance(segment, nn.Sequential) and type(segment) in (nn.Sequential, StackedSequential):
+        return list(segment)
+    return [segment]
 
 
 def _of(logits_MBK: Tensor, chosen: Tensor | slice) -> Tensor:

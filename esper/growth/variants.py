@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from esper.fusion.batch_last import is_batch_last
 from esper.fusion.device import on_device
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import by_member, join_members, per_member, split_members, take_members
@@ -189,7 +190,7 @@ def path_logits(host: Fleet, tree: Tree, x: Tensor) -> Tensor:
 
 def _unforked(fork: Unforked, x: Tensor, members: int) -> Tensor:
     """Return the features of all members after a slot without a fork, bit for bit as in a forward."""
-    seeds, dense = fork.seeds, x.dim() != 4 or x.is_contiguous(memory_format=torch.channels_last)
+    seeds, dense = fork.seeds, x.dim() != 4 or is_batch_last(x) or x.is_contiguous(memory_format=torch.channels_last)
     if not (fork.whole and dense and seeds.times_L is None):
         return seeds.varied(x, seeds.delta(take_members(x, seeds.active_L, members)), fork.alpha_L, members)
     delta = seeds.delta(x)
@@ -216,6 +217,7 @@ def _forked(fork: Fork, x: Tensor) -> Tensor:
 
 def _delta(bank: SeedBank, rows: IntArray, x: Tensor) -> Tensor:
     """Return the deltas of seeds. Rows may repeat; a single row of several is computed twice, as in a bank."""
+    x = bank.given(x)
     with seed_errors(bank.blueprint, bank.slot):
         if len(rows) == 1 < bank.fleet.members:
             both = _computed(bank.fleet, bank.fleet.module, rows.repeat(2), join_members([x, x]))

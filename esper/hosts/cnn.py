@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from esper.fusion.layers import MaskedConv2d
+from esper.fusion.layers import GlobalMean, MaskedConv2d
 from esper.hosts.base import Host, HostConfig, SlotSpec, check_surfaces
 from esper.ranges import check_ranges
 
@@ -62,13 +62,6 @@ class CNNConfig(HostConfig):
 
     def build(self, shape: tuple[int, ...], num_classes: int, lesioned: Sequence[bool]) -> "CNNHost":
         return CNNHost(self, shape[0], num_classes, lesioned)
-
-
-class GlobalMean(nn.Module):
-    """The mean over height and width."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean((2, 3))
 
 
 class CNNHost(Host):

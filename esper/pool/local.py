@@ -52,6 +52,7 @@ class ShardPool(HostPool):
         self._precision = {find_device(name): find_precision(name, one.precision) for name, one in devices.items()}
         if len(self._precision) < len(devices):
             raise ValueError(f"devices={list(devices)} name one device of this machine twice: name it once")
+        self._own_kernels = {find_device(name): one.own_kernels for name, one in devices.items()}
         compute_exactly(self._precision)
         self.shards: list[Shard] = []
         self._sensors: dict[torch.device, PotentialSensor] = {}
@@ -93,6 +94,7 @@ class ShardPool(HostPool):
                 incubation=parts.incubation,
                 frozen=parts.frozen,
                 precision=self._precision[device],
+                own_kernels=self._own_kernels[device],
                 lane=lane,
             )
             for (device, rows), lane in zip(self.places, self._lanes, strict=True)

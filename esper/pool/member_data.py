@@ -59,9 +59,22 @@ class MemberData:
     the samples of the next batches into pinned memory, from which they are copied to the device.
     """
 
-    def __init__(self, data: Data, views: Sequence[DataView], augmentation: Augmentation | None, device: torch.device) -> None:
-        """Stack the views of the members, one each; without views all members see the data unchanged."""
+    def __init__(
+        self,
+        data: Data,
+        views: Sequence[DataView],
+        augmentation: Augmentation | None,
+        device: torch.device,
+        *,
+        samples_last: bool = False,
+    ) -> None:
+        """Stack the views of the members, one each; without views all members see the data unchanged.
+
+        Args:
+            samples_last: return images in batch-last memory; see `batch_last`.
+        """
         self.data, self.augmentation, self.device = data, augmentation, device
+        self._samples_last = samples_last
         self.home = data.train_y.device
         """The device of the samples."""
         self._batches, self._parts = Reader(self._batch, ahead=data.mapped), Reader(self._measured, ahead=data.mapped)
@@ -157,7 +170,7 @@ class MemberData:
             resident = draws_MB3.device == x.device
             draws = draws_MB3 if resident else draws_MB3.pin_memory().to(x.device, non_blocking=True)
             x = self.augmentation.apply(x.flatten(0, 1), draws.flatten(0, 1)).view(x.shape)
-        return side_by_side(self._inputs(x)), y.flatten(1)
+        return side_by_side(self._inputs(x), samples_last=self._samples_last), y.flatten(1)
 
     def measured(self, samples: MeasuredPart, members: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return inputs of these samples for M members, targets `[M, B, T]`, and weights `[M, B, T]` (None: all 1).
@@ -170,7 +183,9 @@ class MemberData:
         assert x is not None
         assert y is not None
         y_MBT = y.expand(members, *y.shape[-2:])
-        inputs = repeated(self._inputs(x), members) if self._domains is None else side_by_side(self._inputs(x))
+        given, last = self._inputs(x), self._samples_last
+        same = self._domains is None
+        inputs = repeated(given, members, samples_last=last) if same else side_by_side(given, samples_last=last)
         return inputs, y_MBT, None if weight is None else weight.expand_as(y_MBT)
 
     def _measured(self, samples: MeasuredPart) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from esper.fusion.batch_last import suits
 from esper.fusion.device import on_device
 from esper.fusion.precision import Precision
 from esper.growth.grown import GrownNetwork, KeptSeed
@@ -91,6 +92,7 @@ class Shard:
         incubation: Incubation = Incubation.straight_through,
         frozen: bool = False,
         precision: Precision = Precision.fp32,
+        own_kernels: bool = False,
         lane: Lane | None = None,
     ) -> None:
         self.data, self.task, self.device, self.lane = data, task, device, lane or Lane(device)
@@ -98,7 +100,8 @@ class Shard:
         self._gradients: list[SlotGradients] | None = None
         self._roles: Roles | None = None
         with self.lane.issued():
-            self.member_data = MemberData(data, views, task.augmentation, device)
+            last = own_kernels and device.type == "cpu" and precision is Precision.fp32 and suits(hosts[0])
+            self.member_data = MemberData(data, views, task.augmentation, device, samples_last=last)
             self._valid_mean, self._test_mean = (task.objective.mean(part) for part in (data.valid_y, data.test_y))
             self.network = GrowingNetwork(
                 hosts,
@@ -298,7 +301,7 @@ class Shard:
             for part in parts:
                 x, y_MBT, weight_MBT = data.measured(part, tree.members)
                 logits, y_PBT = network.path_logits(x, tree), y_MBT[owner_P]
-                loss_PBT = objective.losses(logits.flatten(0, 1), y_PBT.flatten()).view_as(y_PBT).double()
+                loss_PBT = objective.losses(logits, y_PBT.flatten(1)).view_as(y_PBT).double()
                 points_PBT = objective.points(logits, y_PBT, mean)
                 y_LBT, weight_LBT = y_MBT[:count], None if weight_MBT is None else weight_MBT[:count]
                 sums.append(sums_of(points_PBT[path_VM], loss_PBT[path_VM], objective.scale(y_LBT, mean), weight_LBT))

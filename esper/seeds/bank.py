@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from esper.fusion.batch_last import any_strides, is_batch_last
 from esper.fusion.device import on_device
 from esper.fusion.fuse import Fleet, flatten_parameters
 from esper.fusion.layout import join_members, split_members
@@ -46,6 +47,7 @@ class SeedBank:
                 "use GroupNorm instead of BatchNorm"
             )
         self.fleet = Fleet([branch] * members, device)
+        self._any_strides = any_strides(branch)
         with torch.no_grad():
             self.fleet.flat.zero_()
         self.optimiser = optimiser.build(self.fleet.flat, optimiser.seeds.warmup_batches)
@@ -85,7 +87,7 @@ class SeedBank:
         Raises:
             SeedError: the branch raised an error.
         """
-        flat = self.fleet.flat if learns else self.fleet.flat.detach()
+        x, flat = self.given(x), self.fleet.flat if learns else self.fleet.flat.detach()
         rows = flat if len(rows_L) == self.fleet.members else flat.index_select(0, rows_L)
         if learns_L1 is not None:
             rows = torch.where(learns_L1, rows, rows.detach())
@@ -93,6 +95,10 @@ class SeedBank:
             if len(rows_L) == 1 < self.fleet.members:
                 return split_members(self.fleet.bind(rows.expand(2, -1))(join_members([x, x])), [1, 1])[0].to(x.dtype)
             return self.fleet.bind(rows)(x).to(x.dtype)
+
+    def given(self, x: Tensor) -> Tensor:
+        """Return features in a memory layout that the branch can compute with."""
+        return x.contiguous(memory_format=torch.channels_last) if is_batch_last(x) and not self._any_strides else x
 
 
 def seed_module(blueprint: BlueprintConfig, slot: SlotSpec, *, gated: bool) -> nn.Module:

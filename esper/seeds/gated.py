@@ -13,6 +13,8 @@ class Gate(nn.Module):
     W1 has H = max(8, C // 4) rows. With PyTorch's initial weights g is near 0.5.
     """
 
+    any_strides = True
+
     def __init__(self, channels: int) -> None:
         super().__init__()
         hidden = max(8, channels // 4)
@@ -31,6 +33,8 @@ class Gated(nn.Module):
     They are one module, so that they are planted, clipped, saved and cleared together. The gate's first gradient is zero, as
     delta is; it moves as soon as delta does.
     """
+
+    any_strides = True
 
     def __init__(self, branch: nn.Module, channels: int) -> None:
         super().__init__()

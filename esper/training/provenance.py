@@ -25,7 +25,7 @@ from esper.training.interrupt import Stopped
 
 FILE = "run.json"
 """Name of the file in a run's folder."""
-LIBRARIES = ("torch", "numpy", "scikit-learn", "hydra-core", "omegaconf", "gymnasium")
+LIBRARIES = ("torch", "numpy", "numba", "scikit-learn", "hydra-core", "omegaconf", "gymnasium")
 """Libraries whose version can change the numbers of a run."""
 
 

@@ -25,6 +25,8 @@ LAYERS = {
     "batch_norm": (lambda: nn.BatchNorm2d(5, momentum=0.3, eps=1e-3), (5, 7, 7)),
     "group_norm": (lambda: nn.GroupNorm(1, 5, eps=1e-3), (5, 7, 7)),
     "group_norm_groups": (lambda: nn.GroupNorm(3, 9), (9, 3, 3)),
+    "max_pool": (lambda: nn.MaxPool2d(2), (5, 7, 4)),
+    "max_pool_padded": (lambda: nn.MaxPool2d(3, 2, 1), (5, 7, 4)),
     "linear": (lambda: nn.Linear(5, 7), (5,)),
     "linear_no_bias": (lambda: nn.Linear(5, 3, bias=False), (5,)),
     "scale_of_images": (lambda: ChannelScale(5), (5, 3, 3)),
@@ -75,8 +77,10 @@ def member_grads(stacked):
 @pytest.mark.parametrize("held", [False, True], ids=["alone", "in_a_fleet"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("members", [1, 3, 8])
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_stacked_layer_matches_its_layers(float64, name, members, training, held):
+@pytest.mark.parametrize(
+    ("name", "samples_last"), [(name, last) for name in LAYERS for last in (False, True) if not last or len(LAYERS[name][1]) == 3]
+)
+def test_a_stacked_layer_matches_its_layers(float64, name, samples_last, members, training, held):
     layers = [random_module(LAYERS[name][0]).train(training).double() for _ in range(members)]
     x_MB = samples(name, members)
     float_input = x_MB.is_floating_point()
@@ -85,7 +89,7 @@ def test_a_stacked_layer_matches_its_layers(float64, name, members, training, he
     stacked = fleet.bind() if held else fuse(layers)
     stacked.train(training)
     assert type(stacked) is STACKED[type(layers[0])]
-    x = side_by_side(x_MB).requires_grad_(float_input)
+    x = side_by_side(x_MB, samples_last=samples_last).requires_grad_(float_input)
     y = stacked(x)
     wanted = [layer(part) for layer, part in zip(layers, xs, strict=True)]
     assert torch.allclose(y, side_by_side(torch.stack(wanted)), atol=1e-12)
@@ -142,16 +146,20 @@ def test_a_stacked_layer_in_half_precision_rounds_its_layers(name, precision, tr
         assert (rounded - exact).norm() <= 2 * torch.finfo(half).eps * exact.norm()
 
 
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("surfaces", [["pre"], ["post"]], ids=str)
+@pytest.mark.parametrize("samples_last", [False, True])
 @pytest.mark.parametrize("members", [1, 3, 8])
-def test_a_fused_host_matches_its_hosts(float64, members):
-    config = CNNConfig(base_channels=3, pools=3)
+def test_a_fused_host_matches_its_hosts(float64, members, samples_last, surfaces, training):
+    config = CNNConfig(base_channels=3, pools=3, surfaces=surfaces)
     hosts = [
-        random_module(lambda m=m: config.build((1, 8, 8), 10, [m % 2 == 0, False, m % 3 == 0])).train() for m in range(members)
+        random_module(lambda m=m: config.build((1, 8, 8), 10, [m % 2 == 0, False, m % 3 == 0])).train(training)
+        for m in range(members)
     ]
     fleet = Fleet(hosts)
     xs = [torch.randn(6, 1, 8, 8) for _ in range(members)]
     for _ in range(2):  # two batches, so that the running statistics move twice
-        logits = fleet.bind().train()(torch.cat(xs, 1))
+        logits = fleet.bind().train(training)(side_by_side(torch.stack(xs), samples_last=samples_last))
         wanted = [host(x) for host, x in zip(hosts, xs, strict=True)]
     assert torch.allclose(logits, torch.cat(wanted, 1), atol=1e-11)
     logits.square().sum().backward()

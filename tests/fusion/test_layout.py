@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from esper.fusion import layout as L
+from esper.fusion.batch_last import is_batch_last
 
 M, B = 4, 6
 KINDS = {
@@ -33,6 +34,11 @@ def test_samples_follow_the_documented_layout(kind):
     if x.dim() == 5:
         assert L.side_by_side(x).is_contiguous(memory_format=torch.channels_last)
         assert L.repeated(x[0], 3).is_contiguous(memory_format=torch.channels_last)
+        last = L.side_by_side(x, samples_last=True)
+        assert last.equal(laid(x))
+        assert is_batch_last(last)
+        assert L.repeated(x[0], 3, samples_last=True).equal(L.repeated(x[0], 3))
+        assert is_batch_last(L.repeated(x[0], 3, samples_last=True))
 
 
 @each_kind
@@ -42,21 +48,26 @@ def test_per_member_values_reach_their_features(kind):
     assert torch.equal(L.side_by_side(x) * L.per_member(value, L.side_by_side(x)), wanted)
 
 
+@pytest.mark.parametrize("samples_last", [False, True])
 @each_kind
-def test_take_add_split_and_join_members(kind):
+def test_take_add_split_and_join_members(kind, samples_last):
     x = KINDS[kind]()
-    part = L.take_members(laid(x), CHOSEN, M)
+    given = L.side_by_side(x, samples_last=True) if samples_last else laid(x)
+    part = L.take_members(given, CHOSEN, M)
     assert part.equal(laid(x[CHOSEN]))
     wanted = x.clone()
     wanted[CHOSEN] += x[CHOSEN]
-    whole = L.side_by_side(x).clone()
+    whole = L.side_by_side(x, samples_last=samples_last).clone()
     assert L.add_members(whole, CHOSEN, part, M).equal(laid(wanted))
     assert whole.equal(laid(wanted)), "in place"
-    one, three = L.split_members(laid(x), [1, 3])
+    one, three = L.split_members(given, [1, 3])
     assert one.equal(laid(x[:1]))
     assert three.equal(laid(x[1:]))
-    assert L.join_members([one, three]).equal(laid(x))
-    assert L.split_members(laid(x), [M])[0].equal(laid(x))
+    joined = L.join_members([one, three])
+    assert joined.equal(laid(x))
+    assert L.split_members(given, [M])[0].equal(laid(x))
+    if samples_last and x.dim() == 5:
+        assert all(map(is_batch_last, (part, whole, one, three, joined)))
 
 
 @pytest.mark.parametrize("kind", ["vectors", "sequences"])

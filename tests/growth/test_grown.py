@@ -56,12 +56,15 @@ def assert_trained_alike(grown, steps, *, atol, config=None):
 
 @each_incubation
 @pytest.mark.parametrize(
-    ("members", "blends"),
-    [(1, tuple(Blend)), (8, (Blend.ADD,)), (8, (Blend.MULTIPLY,)), (8, (Blend.GATE,)), (8, tuple(Blend))],
+    ("members", "blends", "samples_last"),
+    [
+        *((members, tuple(Blend), last) for members in (1, 8) for last in (False, True)),
+        *((8, (blend,), True) for blend in Blend),
+    ],
     ids=str,
 )
-def test_an_epoch_with_seeds_in_all_stages_equals_plain_pytorch(float64, grown, members, blends, incubation):
-    population = grown(members, blends=blends, incubation=incubation)
+def test_an_epoch_with_seeds_in_all_stages_equals_plain_pytorch(float64, grown, members, blends, samples_last, incubation):
+    population = grown(members, blends=blends, incubation=incubation, samples_last=samples_last)
     if incubation is Incubation.none:
         population.behind[:] = False
         for reference in population.references:

@@ -57,7 +57,7 @@ def measured(y, predictions, batch=50, weight=None):
         y_MBT = y[rows].view(1, -1, 1)
         outputs = torch.from_numpy(predictions[:, rows]).view(len(predictions), 1, -1, 1)
         points = torch.stack([objective.points(one, y_MBT, objective.mean(y)) for one in outputs])
-        loss = torch.stack([objective.losses(one.flatten(0, 1), y_MBT.flatten()).view_as(y_MBT) for one in outputs])
+        loss = torch.stack([objective.losses(one, y_MBT.flatten(1)).view_as(y_MBT) for one in outputs])
         parts.append(sums_of(points, loss, objective.scale(y_MBT, objective.mean(y)), None if weight is None else weight[rows]))
     return measurement(Sums.total(parts), objective.floor)
 

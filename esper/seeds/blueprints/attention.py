@@ -31,6 +31,8 @@ class SqueezeExcite(nn.Module):
     with one or two hidden units a ReLU is often inactive for every image, and W1 could never learn.
     """
 
+    any_strides = True
+
     def __init__(self, channels: int, hidden: int) -> None:
         super().__init__()
         self.down = nn.Linear(channels, hidden, bias=False)

@@ -14,6 +14,8 @@ from esper.seeds.blueprints.base import BlueprintConfig, num_groups
 class NormBranch(nn.Module):
     """delta(x) = s * (norm(x) - x) with one factor s per channel, initialised to zero."""
 
+    any_strides = True
+
     def __init__(self, slot: SlotSpec) -> None:
         super().__init__()
         c = slot.channels

@@ -1,0 +1,65 @@
+"""Batch-last memory: images whose samples lie next to each other, for small networks on a CPU.
+
+A tensor `[B, C, H, W]` in this layout has the strides of a contiguous `[C, H, W, B]`. Its layers are for small networks: where a
+group has few channels, PyTorch's own kernels, which vectorise over channels, take several times as long. Layers recognise the
+layout by its strides, and return it; all other operations of PyTorch work on it as on any other.
+"""
+
+# G groups, I inputs and O outputs of a group, C channels, H rows, W columns, B batch, K size of a kernel
+
+import torch
+from torch import Tensor, nn
+
+DTYPES = (torch.float32, torch.float64)
+LAYERS = (
+    nn.Sequential,
+    nn.ModuleList,
+    nn.Identity,
+    nn.Conv2d,
+    nn.BatchNorm2d,
+    nn.GroupNorm,
+    nn.Linear,
+    nn.MaxPool2d,
+    nn.ReLU,
+    nn.SiLU,
+    nn.Sigmoid,
+)
+"""Layers of PyTorch that compute images whatever their strides."""
+NARROW = 16
+"""Maximum number of input channels of a convolution in a network that is computed in this layout. With more, PyTorch's kernels
+are faster."""
+
+
+def is_batch_last(x: Tensor) -> bool:
+    """Return whether images are on a CPU, in single or double precision, and in this layout."""
+    if x.dim() != 4 or x.stride(0) != 1 or x.shape[0] == 1 or x.device.type != "cpu" or x.dtype not in DTYPES:
+        return False
+    batch, _, height, width = x.shape
+    return x.stride()[1:] == (height * width * batch, width * batch, batch)
+
+
+def batch_last(x: Tensor) -> Tensor:
+    """Return images in this layout; a copy if they are in another."""
+    return x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+
+
+def any_strides(module: nn.Module) -> bool:
+    """Return whether all layers compute images whatever their strides; code from outside may need a certain layout."""
+    return all(type(layer) in LAYERS or getattr(layer, "any_strides", False) for layer in module.modules())
+
+
+def suits(host: nn.Module) -> bool:
+    """Return whether a host is faster in this layout: all of its layers compute in it, and its convolutions have few channels."""
+    convs = [layer for layer in host.modules() if isinstance(layer, nn.Conv2d)]
+    return (
+        bool(convs)
+        and all(any_strides(part) for part in host.children())
+        and all(can_convolve(conv) and conv.in_channels // conv.groups <= NARROW for conv in convs)
+    )
+
+
+def can_convolve(conv: nn.Conv2d) -> bool:
+    """Return whether `convolution` computes a layer: square kernels of odd size, and images that keep their size."""
+    size = conv.kernel_size[0]
+    plain = conv.padding_mode == "zeros" and conv.stride == conv.dilation == (1, 1)
+    return plain and size % 2 == 1 and conv.kernel_size == (size, size) and conv.padding == (size // 2, size // 2)

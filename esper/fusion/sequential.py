@@ -1,0 +1,97 @@
+"""Sequences of stacked layers, which compute several of them at once on images in batch-last memory."""
+
+# M members, B batch, C channels
+
+from collections.abc import Callable, Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.fusion import batch_last_layers as own
+from esper.fusion.batch_last import is_batch_last
+from esper.fusion.stacked import StackedBatchNorm2d, StackedConv2d, StackedGroupNorm, StackedMaxPool2d
+
+Step = tuple[Callable[..., Tensor], slice]
+"""A function of the features and of some layers, and these layers."""
+
+
+class StackedSequential(nn.Sequential):
+    """A sequence of stacked layers and layers without parameters; names and parameters are those of the sequence.
+
+    On images in batch-last memory, pooling, convolution, norm and ReLU that follow each other are one step: the features of all
+    members exceed the caches, and a step reads and writes them once.
+    """
+
+    def __init__(self, fused: nn.Sequential) -> None:
+        super().__init__()
+        self.__dict__["_modules"] = dict(fused.__dict__["_modules"])
+        self.training, self._steps = fused.training, steps(list(fused))
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not is_batch_last(input):
+            return super().forward(input)
+        layers = list(self)
+        for run, part in self._steps:
+            input = run(input, *layers[part])
+        return input
+
+
+def steps(layers: Sequence[nn.Module]) -> list[Step]:
+    """Return the steps of a sequence."""
+    found, place = list[Step](), 0
+    while place < len(layers):
+        run, count = _next(layers[place:])
+        found.append((run, slice(place, place + count)))
+        place += count
+    return found
+
+
+def _next(layers: Sequence[nn.Module]) -> tuple[Callable[..., Tensor], int]:
+    """Return the function of the next step, and its number of layers."""
+    pools = isinstance(layers[0], StackedMaxPool2d) and layers[0].halves
+    conv, norm, relu = [*layers[pools:], *[None] * 3][:3]
+    rectifies = type(relu) is nn.ReLU
+    if rectifies and isinstance(conv, StackedConv2d) and conv.keeps_size:
+        if isinstance(norm, StackedBatchNorm2d) and conv.groups == 1:
+            return (_pooled_block, 4) if pools else (_block, 3)
+        if type(norm) is nn.Identity and not pools:  # where a folded batch norm was
+            return _convolution, 3
+    if isinstance(layers[0], StackedBatchNorm2d | StackedGroupNorm) and len(layers) > 1 and type(layers[1]) is nn.ReLU:
+        return _norm, 2
+    return _layer, 1
+
+
+def _layer(x: Tensor, layer: nn.Module) -> Tensor:
+    return layer(x)
+
+
+def _norm(x: Tensor, norm: StackedBatchNorm2d | StackedGroupNorm, _: nn.ReLU) -> Tensor:
+    return norm(x, rectify=True)
+
+
+def _convolution(x: Tensor, conv: StackedConv2d, *_: nn.Module) -> Tensor:
+    if not is_batch_last(x):
+        return F.relu_(conv(x))
+    return own.convolution(x, *conv.filters(), conv.members * conv.groups, rectify=True)
+
+
+def _pooled_block(x: Tensor, pool: StackedMaxPool2d, conv: StackedConv2d, norm: StackedBatchNorm2d, _: nn.ReLU) -> Tensor:
+    if norm.training and is_batch_last(x) and min(x.shape[2:]) > 1:
+        return _trained(x, conv, norm, pools=True)
+    return _block(pool(x), conv, norm, _)
+
+
+def _block(x: Tensor, conv: StackedConv2d, norm: StackedBatchNorm2d, _: nn.ReLU) -> Tensor:
+    if not is_batch_last(x):
+        return norm(conv(x), rectify=True)
+    if norm.training:
+        return _trained(x, conv, norm, pools=False)
+    (filters, bias), (weight, shift, mean, var) = conv.filters(), norm.vectors()
+    scale = weight * (var + norm.eps).rsqrt()
+    shift = shift + ((0.0 if bias is None else bias) - mean) * scale
+    return own.convolution(x, filters * scale.view(-1, 1, 1, 1), shift, conv.members, rectify=True)
+
+
+def _trained(x: Tensor, conv: StackedConv2d, norm: StackedBatchNorm2d, *, pools: bool) -> Tensor:
+    how = (norm.momentum, norm.eps)
+    return own.block(x, *conv.filters(), *norm.vectors(), *how, members=conv.members, pools=pools)

@@ -1,0 +1,241 @@
+"""Batch-last memory: layers against PyTorch's, and which networks are computed in it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from esper.fusion import batch_last_layers as own
+from esper.fusion.batch_last import any_strides, batch_last, can_convolve, is_batch_last, suits
+from esper.fusion.fuse import Fleet, fuse
+from esper.fusion.layout import side_by_side
+from esper.hosts.base import SlotSpec
+from esper.hosts.cnn import CNNConfig
+from esper.optimisers.sgd import SGDConfig
+from esper.seeds.bank import SeedBank
+from esper.seeds.blueprints.base import BlueprintConfig, born_as_zero
+from esper.seeds.blueprints.registry import BLUEPRINTS
+from esper.seeds.gated import Gated
+
+few = settings(max_examples=30, deadline=None)
+sizes = st.tuples(*[st.integers(1, 5)] * 3, *[st.integers(1, 9)] * 2, st.integers(2, 40))
+"""Groups, inputs and outputs of a group, height, width, batch."""
+each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+
+
+def images(batch, channels, height, width, dtype):
+    """Return random images in batch-last memory, and the same for PyTorch."""
+    x = batch_last(torch.randn(batch, channels, height, width, dtype=dtype))
+    return x.requires_grad_(), x.detach().contiguous().requires_grad_()
+
+
+def vectors(dtype, *shape):
+    """Return random parameters twice."""
+    one = torch.randn(shape, dtype=dtype)
+    return one.clone().requires_grad_(), one.clone().requires_grad_()
+
+
+def assert_alike(pairs, y, wanted):
+    """Check results and gradients at pairs of inputs."""
+    exact = y.dtype is torch.float64
+    close = {"rtol": 1e-9, "atol": 1e-9} if exact else {"rtol": 1e-3, "atol": 1e-3 * max(1.0, float(wanted.detach().abs().max()))}
+    torch.testing.assert_close(y, wanted, **close)
+    pull = torch.randn_like(wanted)
+    mine, theirs = (
+        torch.autograd.grad(out, inputs, pull) for out, inputs in zip((y, wanted), zip(*pairs, strict=True), strict=True)
+    )
+    for one, other in zip(mine, theirs, strict=True):
+        scale = max(1.0, float(other.abs().max()))
+        torch.testing.assert_close(one, other, rtol=close["rtol"], atol=close["atol"] * scale)
+
+
+@each_dtype
+@few
+@given(sizes, st.sampled_from([1, 3, 5]), st.booleans())
+def test_convolution(dtype, size, kernel, biased):
+    groups, inputs, outputs, height, width, batch = size
+    x, w = images(batch, groups * inputs, height, width, dtype), vectors(dtype, groups * outputs, inputs, kernel, kernel)
+    b = vectors(dtype, groups * outputs) if biased else (None, None)
+    y = own.convolution(x[0], w[0], b[0], groups)
+    assert is_batch_last(y) or y.numel() == y.shape[1]
+    assert_alike([x, w, *([b] if biased else [])], y, F.conv2d(x[1], w[1], b[1], 1, kernel // 2, 1, groups))
+
+
+@few
+@given(sizes, st.sampled_from([1, 3]))
+def test_a_rectified_convolution(size, kernel):
+    groups, inputs, outputs, height, width, batch = size
+    x, w = (
+        images(batch, groups * inputs, height, width, torch.float64),
+        vectors(torch.float64, groups * outputs, inputs, kernel, kernel),
+    )
+    wanted = F.relu(F.conv2d(x[1], w[1], None, 1, kernel // 2, 1, groups))
+    assert_alike([x, w], own.convolution(x[0], w[0], None, groups, rectify=True), wanted)
+
+
+@each_dtype
+@pytest.mark.parametrize("rectify", [False, True])
+@few
+@given(sizes)
+def test_norms(dtype, rectify, size):
+    groups, inputs, _, height, width, batch = size
+    channels = groups * inputs
+    x, w, b = images(batch, channels, height, width, dtype), vectors(dtype, channels), vectors(dtype, channels)
+    mean, var = torch.randn(channels, dtype=dtype), torch.rand(channels, dtype=dtype)
+    after = mean.clone(), var.clone()
+    y = own.batch_norm(x[0], w[0], b[0], mean, var, 0.3, 1e-2, rectify=rectify)
+    wanted = F.batch_norm(x[1], *after, w[1], b[1], True, 0.3, 1e-2)
+    torch.testing.assert_close((mean, var), after, rtol=1e-4, atol=1e-5)
+    assert_alike([x, w, b], y, F.relu(wanted) if rectify else wanted)
+    y, wanted = own.group_norm(x[0], groups, w[0], b[0], 1e-2, rectify=rectify), F.group_norm(x[1], groups, w[1], b[1], 1e-2)
+    assert_alike([x, w, b], y, F.relu(wanted) if rectify else wanted)
+
+
+@pytest.mark.parametrize("pools", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@few
+@given(sizes)
+def test_a_block(biased, pools, size):
+    members, inputs, outputs, height, width, batch = size
+    height, width, dtype = height + pools, width + pools, torch.float64
+    x, w = images(batch, members * inputs, height, width, dtype), vectors(dtype, members * outputs, inputs, 3, 3)
+    bias, scale, shift = (vectors(dtype, members * outputs) for _ in range(3))
+    mean, var = torch.randn(members * outputs, dtype=dtype), torch.rand(members * outputs, dtype=dtype)
+    after, b = (mean.clone(), var.clone()), bias if biased else (None, None)
+    how = {"members": members, "pools": pools}
+    y = own.block(x[0], w[0], b[0], scale[0], shift[0], mean, var, 0.3, 1e-2, **how)
+    conv = F.conv2d(F.max_pool2d(x[1], 2) if pools else x[1], w[1], b[1], 1, 1, 1, members)
+    wanted = F.relu(F.batch_norm(conv, *after, scale[1], shift[1], True, 0.3, 1e-2))
+    torch.testing.assert_close((mean, var), after)
+    assert_alike([x, w, scale, shift, *([bias] if biased else [])], y, wanted)
+
+
+@few
+@given(sizes)
+def test_max_pooling_is_that_of_torch_bit_for_bit(size):
+    _, channels, _, height, width, batch = size
+    x = images(batch, channels, height + 1, width + 1, torch.float32)
+    x[0].detach().round_().flatten()[0] = torch.nan  # rounded: ties
+    x[1].detach().copy_(x[0].detach())
+    y, wanted = own.max_pool(x[0]), F.max_pool2d(x[1], 2)
+    pull = torch.randn_like(wanted)
+    torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
+    assert torch.autograd.grad(y, x[0], pull)[0].equal(torch.autograd.grad(wanted, x[1], pull)[0])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_member_that_is_not_finite_stays_so_and_affects_no_other(value):
+    """The governor must see it: neither ReLU nor pooling may hide it."""
+    hosts = [CNNConfig(base_channels=3).build((1, 8, 8), 10, [False] * 3) for _ in range(3)]
+    x_MB = torch.randn(3, 4, 1, 8, 8)
+    outputs = []
+    for bad in (False, True):
+        fleet = Fleet(hosts)
+        with torch.no_grad():
+            fleet.flat[1, :3] = value if bad else 0.1
+        y = fleet.bind().train()(side_by_side(x_MB, samples_last=True)).unflatten(1, (3, 10))
+        y.square().sum().backward()
+        outputs.append((y.detach(), fleet.flat.grad))
+    for good, bad in zip(*outputs, strict=True):
+        axis = 1 if good.dim() == 3 else 0
+        assert bad.select(axis, 1).isnan().any()
+        for member in (0, 2):
+            assert bad.select(axis, member).equal(good.select(axis, member))
+
+
+def test_what_is_batch_last():
+    x = torch.randn(4, 3, 5, 6)
+    assert is_batch_last(batch_last(x))
+    assert batch_last(x).equal(x)
+    last = batch_last(x)
+    assert batch_last(last).data_ptr() == last.data_ptr(), "no copy"
+    for other in (
+        x,
+        x.contiguous(memory_format=torch.channels_last),
+        batch_last(x)[:2],
+        batch_last(x).half(),
+        batch_last(x)[:, :, 1:],
+    ):
+        assert not is_batch_last(other)
+    assert is_batch_last(batch_last(x)[:, 1:]), "members side by side are split along the channels"
+    assert not is_batch_last(batch_last(x).to("meta"))
+
+
+class Own(nn.Module):
+    """A layer from outside that needs channels-last memory."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.map = born_as_zero(nn.Conv2d(channels, channels, 1))
+
+    def forward(self, x):
+        assert x.is_contiguous(memory_format=torch.channels_last)
+        return self.map(x)
+
+
+class OwnConfig(BlueprintConfig):
+    def branch(self, slot):
+        return Own(slot.channels)
+
+
+def test_which_networks_suit_batch_last_memory():
+    def host(channels=1, **keys):
+        return CNNConfig(**keys).build((channels, 8, 8), 10, [False] * keys.get("blocks", 3))
+
+    assert suits(host())
+    assert suits(host(base_channels=8)), "16 channels enter its last convolution"
+    assert not suits(host(base_channels=16)), "PyTorch's kernels are faster with many channels"
+    odd = host()
+    odd.segments[0].append(Own(2))
+    assert not suits(odd)
+    assert not suits(nn.Sequential(nn.Linear(3, 3)))
+    assert [
+        can_convolve(nn.Conv2d(2, 2, 3, padding=1, **keys)) for keys in ({}, {"stride": 2}, {"dilation": 2}, {"bias": False})
+    ] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert not can_convolve(nn.Conv2d(2, 2, 3))
+    assert not can_convolve(nn.Conv2d(2, 2, 2, padding=1))
+    assert not can_convolve(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"))
+
+
+def test_branches_from_outside_get_the_memory_they_were_checked_with():
+    slot = SlotSpec("r0c0", 3)
+    x = side_by_side(torch.randn(2, 4, 3, 5, 5), samples_last=True)
+    bank = SeedBank(OwnConfig(), slot, 2, SGDConfig(), "cpu")
+    assert not bank.delta(torch.arange(2), x).any()
+    assert all(
+        any_strides(Gated(BLUEPRINTS[name]().branch(slot), 3)) for name in ("conv_light", "norm", "attention", "depthwise")
+    )
+
+
+def test_layers_that_have_no_kernel_compute_batch_last_images_too():
+    def make():
+        norm, pool = nn.BatchNorm2d(4), nn.MaxPool2d(3, 1)
+        return nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(inplace=True), norm, nn.ReLU(), pool)
+
+    layers, x_MB = [make() for _ in range(2)], torch.randn(2, 4, 3, 9, 9)
+    y = fuse(layers)(side_by_side(x_MB, samples_last=True))
+    wanted = torch.cat([layer(x) for layer, x in zip(layers, x_MB, strict=True)], 1)
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_do_not_depend_on_the_other_members():
+    def make():
+        first = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2))
+        return nn.Sequential(first, nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.ReLU()))
+
+    modules, x_MB = [make() for _ in range(5)], torch.randn(5, 7, 2, 6, 6)
+    fleets = Fleet(modules), Fleet(modules[1:3])
+    whole, part = (
+        fleet.bind().train()(side_by_side(x, samples_last=True)) for fleet, x in zip(fleets, (x_MB, x_MB[1:3]), strict=True)
+    )
+    assert part.equal(whole[:, 4:12])
+    for y in (whole, part):
+        y.square().sum().backward()
+    assert fleets[0].flat.grad[1:3].equal(fleets[1].flat.grad)
