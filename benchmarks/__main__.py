@@ -30,6 +30,8 @@ HERE = Path(__file__).parent
 RUNS = (
     ("fused_training", ()),
     ("shipped_tasks", ()),
+    ("own_kernels", ()),
+    ("own_kernels", ("--seeds",)),
     ("env_overhead", ()),
     ("env_overhead", ("--way", "probed")),
     ("step_overhead", ()),

@@ -25,7 +25,7 @@ LAYERS = (
     nn.Sigmoid,
 )
 """Layers of PyTorch that compute images whatever their strides."""
-NARROW = 16
+NARROW = 8
 """Maximum number of input channels of a convolution in a network that is computed in this layout. With more, PyTorch's kernels
 are faster."""
 

@@ -319,11 +319,11 @@ class _Block(torch.autograd.Function):
         result, out = _new((len(filters), *given.shape[2:]), source)
         out = out.reshape(features.shape)
         shift = np.zeros(len(filters), source.dtype) if conv_bias is None else _vector(conv_bias)
-        affine = np.stack([shift, _vector(weight), _vector(bias)]).reshape(3, members, -1)
+        affine = shift.reshape(members, -1), _vector(weight).reshape(members, -1), _vector(bias).reshape(members, -1)
         moments = np.empty((2, members, weights.shape[1]))
-        arrays = (source, place, given, weights, affine[0], affine[1], affine[2], features, out, moments[0], moments[1])
-        kernels.run_block(*arrays, eps, pools)
-        _update(mean, var, moments, height * width * len(x), momentum)
+        running = mean.view(members, -1).numpy(), var.view(members, -1).numpy()
+        arrays = (source, place, given, weights, *affine, features, out, moments[0], moments[1], *running)
+        kernels.run_block(*arrays, momentum, eps, pools)
         ctx.save_for_backward(filters, weight, result, *([] if pools else [x]))
         ctx.kept, ctx.moments, ctx.eps, ctx.shape = (given if pools else None, place, features), moments, eps, source.shape
         return result

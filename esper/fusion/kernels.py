@@ -616,6 +616,9 @@ def run_block(
     out: Array,
     mean: Array,
     var: Array,
+    running_mean: Array,
+    running_var: Array,
+    momentum: float,
     eps: float,
     pools: bool,
 ) -> None:
@@ -633,10 +636,14 @@ def run_block(
         out: results of the block `[M, O, H, W, B]`, overwritten.
         mean: mean of each channel `[M, O]`, overwritten.
         var: biased variance of each channel `[M, O]`, overwritten.
+        running_mean: running mean `[M, O]`, updated.
+        running_var: running variance `[M, O]`, updated with the unbiased one.
+        momentum: weight of this batch in the running statistics.
         eps: added to the variance.
     """
     members, inputs, height, width, batch = given.shape
     outputs, length = filters.shape[1], height * width * batch
+    unbiased = length / max(1, length - 1)
     for m in range(members):
         if pools:
             pool(x[m], given[m], place[m])
@@ -645,6 +652,9 @@ def run_block(
         convolve(rows, filters[own], bias[own], features[own].reshape(1, outputs, height, width * batch), batch, False)
         flat, results = features[m].reshape(outputs, length), out[m].reshape(outputs, length)
         normalise_channels(flat, weight[m], shift[m], results, mean[m], var[m], eps, True)
+        for o in range(outputs):
+            running_mean[m, o] += momentum * (mean[m, o] - running_mean[m, o])
+            running_var[m, o] += momentum * (unbiased * var[m, o] - running_var[m, o])
 
 
 @compiled

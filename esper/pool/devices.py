@@ -41,6 +41,11 @@ class DeviceConfig:
     loss scale for each host; `auto` takes bf16 or else fp16 on a GPU, and fp32 on a CPU. Weights, optimisers, losses, batch
     statistics and the policy always use single precision."""
 
+    @property
+    def uses_own_kernels(self) -> bool:
+        """Whether Esper's own kernels may compute hosts, if this is a CPU."""
+        return self.own_kernels and self.precision in (Precision.fp32, Precision.auto)
+
     def __post_init__(self) -> None:
         check_ranges("devices.<name>", self, {"[0, inf]": ["members_per_shard"]})
         if self.tune and self.members_per_shard:

@@ -37,6 +37,9 @@ many times as fast under load from other processes, since they synchronise once 
 CPU_TRAINED = 2**21
 """Maximum number of output values of one layer that a shard of several hosts trains at once on a CPU: 8 MB. Higher: fewer, larger
 kernels, whose features leave the cache; see benchmarks/README.md."""
+OWN_MEMBERS = 32
+"""Hosts per shard if Esper's own kernels compute them. Their backward passes are Python functions, of which only one runs at a
+time: one shard of 32 hosts of `digits` trains faster than two of 16 in two threads, and uses one core."""
 STREAMS = 32
 """Number of streams per GPU, which torch hands out in rotation. With more shards, two would share a stream, and one's
 capture would include the other's work."""
@@ -52,7 +55,7 @@ class ShardPool(HostPool):
         self._precision = {find_device(name): find_precision(name, one.precision) for name, one in devices.items()}
         if len(self._precision) < len(devices):
             raise ValueError(f"devices={list(devices)} name one device of this machine twice: name it once")
-        self._own_kernels = {find_device(name): one.own_kernels for name, one in devices.items()}
+        self._own_kernels = {find_device(name): one.uses_own_kernels for name, one in devices.items()}
         compute_exactly(self._precision)
         self.shards: list[Shard] = []
         self._sensors: dict[torch.device, PotentialSensor] = {}
@@ -68,7 +71,8 @@ class ShardPool(HostPool):
 
     def deal(self, devices: Mapping[str, DeviceConfig]) -> None:
         """Deal the hosts to shards from the next `start` on; the devices stay the same."""
-        self.places = deal(self.parts.num_hosts, devices, self.task.batch_size * self.task.sizes.widest)
+        sizes = self.task.sizes
+        self.places = deal(self.parts.num_hosts, devices, self.task.batch_size * sizes.widest, narrow=sizes.narrow)
         graphs = {find_device(name): config.graphs for name, config in self.parts.devices.items()}
         shards = Counter(device for device, _ in self.places)
         self._lanes = [Lane(device, graphs=graphs[device] and shards[device] <= STREAMS) for device, _ in self.places]
@@ -287,16 +291,20 @@ def largest_shard(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> int:
     return max(min(each, config.members_per_shard or each) for config in devices.values())
 
 
-def fitting_members(values: int) -> int:
-    """Return the number of hosts per shard on a CPU if the widest layer of a host has `values` output values per batch."""
-    return min(CPU_MEMBERS, CPU_TRAINED // max(1, values) or 1)
+def fitting_members(values: int, config: DeviceConfig, *, narrow: bool = False) -> int:
+    """Return the number of hosts per shard on a CPU; see `deal`."""
+    members = OWN_MEMBERS if narrow and config.uses_own_kernels else CPU_MEMBERS
+    return min(members, CPU_TRAINED // max(1, values) or 1)
 
 
-def deal(num_hosts: int, devices: Mapping[str, DeviceConfig], values: int = 1) -> list[tuple[torch.device, slice]]:
+def deal(
+    num_hosts: int, devices: Mapping[str, DeviceConfig], values: int = 1, *, narrow: bool = False
+) -> list[tuple[torch.device, slice]]:
     """Deal hosts in order: as evenly as possible to devices, then to shards of at most `members_per_shard`.
 
     Args:
         values: output values of a host's widest layer, per batch, which limit shards on a CPU.
+        narrow: if true, Esper's own kernels can compute the hosts on a CPU.
 
     Raises:
         ValueError: a device is not on this machine, or there are fewer hosts than devices.
@@ -307,6 +315,9 @@ def deal(num_hosts: int, devices: Mapping[str, DeviceConfig], values: int = 1) -
     for rank, (name, config) in enumerate(devices.items()):
         first, stop = num_hosts * rank // len(devices), num_hosts * (rank + 1) // len(devices)
         device = find_device(name)
-        size = config.members_per_shard or (fitting_members(values) if device.type == "cpu" else stop - first)
+        size = config.members_per_shard or stop - first
+        if device.type == "cpu" and not config.members_per_shard:
+            shards = -(-(stop - first) // fitting_members(values, config, narrow=narrow))
+            size = -(-(stop - first) // shards)  # of equal sizes
         places += [(device, slice(start, min(start + size, stop))) for start in range(first, stop, size)]
     return places

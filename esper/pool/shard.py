@@ -100,7 +100,7 @@ class Shard:
         self._gradients: list[SlotGradients] | None = None
         self._roles: Roles | None = None
         with self.lane.issued():
-            last = own_kernels and device.type == "cpu" and precision is Precision.fp32 and suits(hosts[0])
+            last = own_kernels and device.type == "cpu" and suits(hosts[0])
             self.member_data = MemberData(data, views, task.augmentation, device, samples_last=last)
             self._valid_mean, self._test_mean = (task.objective.mean(part) for part in (data.valid_y, data.test_y))
             self.network = GrowingNetwork(

@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 FLOAT = 4
 COPIES = 4
 """Tensors of the size of a host's weights with momentum: weights, gradient, momentum, snapshot."""
-PROCESS = 380e6
+PROCESS = 500e6
 """Python with all libraries [bytes]."""
 OBJECTS = 50e3
 """Python objects of a host while an episode starts [bytes]."""
@@ -76,6 +76,8 @@ class HostSize(NamedTuple):
     """Largest number of outputs of a layer, per sample."""
     saved: float = 0.0
     """Bytes that the backward pass of one sample needs."""
+    narrow: bool = False
+    """See `FeatureSizes`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,7 +204,7 @@ def _features(config: Config, size: HostSize, task: Task) -> HostSize:
     needed = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / 2
     sizes = task.sizes
     features, widest = sum(sizes.segments[:-1]), max(sizes.segments)
-    return size._replace(features=features, widest=widest, layer=sizes.widest, saved=needed)
+    return size._replace(features=features, widest=widest, layer=sizes.widest, saved=needed, narrow=sizes.narrow)
 
 
 def _of_hosts(config: Config, task: Task, size: HostSize, hosts: int) -> dict[torch.device, list[Part]]:
@@ -231,13 +233,14 @@ def _of_hosts(config: Config, task: Task, size: HostSize, hosts: int) -> dict[to
 
 def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str) -> list[Part]:
     """Return what the hosts of one device hold there."""
-    device, chosen = find_device(name), config.devices[name].members_per_shard
+    device, given = find_device(name), config.devices[name]
+    chosen = given.members_per_shard
     batch, positions = min(task.batch_size, len(task.data.train_y)), task.data.positions
     copies = COPIES + 2 * (config.optimiser.tensors - 1)  # in use and in the snapshot
     on_cpu = device.type == "cpu"
-    kept = is_resident(task.data, config.devices[name].resident, None if on_cpu else capacity(device))
+    kept = is_resident(task.data, given.resident, None if on_cpu else capacity(device))
     copied = kept and (task.data.mapped or not on_cpu)  # data in the memory of a CPU is used in place
-    members = min(hosts, chosen or fitting_members(task.batch_size * size.layer))
+    members = min(hosts, chosen or fitting_members(task.batch_size * size.layer, given, narrow=size.narrow))
     active = min(hosts, members * available_cores()) if on_cpu else hosts  # hosts that train at the same time
     measured = active * size.widest * max(1, VALIDATION_BATCH // positions)
     measured = min(measured, available_cores() * CPU_FEATURES if on_cpu else max(GPU_FEATURES, active * size.widest))

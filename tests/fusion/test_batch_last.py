@@ -1,5 +1,6 @@
 """Batch-last memory: layers against PyTorch's, and which networks are computed in it."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,10 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from esper.env.actions import Op
 from esper.fusion import batch_last_layers as own
+from esper.fusion import kernels
 from esper.fusion.batch_last import any_strides, batch_last, can_convolve, is_batch_last, suits
 from esper.fusion.fuse import Fleet, fuse
 from esper.fusion.layout import side_by_side
+from esper.fusion.precision import Precision
 from esper.hosts.base import SlotSpec
 from esper.hosts.cnn import CNNConfig
 from esper.optimisers.sgd import SGDConfig
@@ -185,8 +189,8 @@ def test_which_networks_suit_batch_last_memory():
         return CNNConfig(**keys).build((channels, 8, 8), 10, [False] * keys.get("blocks", 3))
 
     assert suits(host())
-    assert suits(host(base_channels=8)), "16 channels enter its last convolution"
-    assert not suits(host(base_channels=16)), "PyTorch's kernels are faster with many channels"
+    assert suits(host(base_channels=4)), "8 channels enter its last convolution"
+    assert not suits(host(base_channels=8)), "PyTorch's kernels are faster with many channels"
     odd = host()
     odd.segments[0].append(Own(2))
     assert not suits(odd)
@@ -225,6 +229,22 @@ def test_layers_that_have_no_kernel_compute_batch_last_images_too():
     torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_kernels_are_compiled_where_no_cache_can_be_written(monkeypatch):
+    def refusing(*, cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return njit(**options)
+
+    njit = kernels.njit
+    monkeypatch.setattr(kernels, "njit", refusing)
+
+    @kernels.compiled
+    def doubled(x):
+        return 2 * x
+
+    assert doubled(4) == 8
+
+
 def test_numbers_do_not_depend_on_the_other_members():
     def make():
         first = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2))
@@ -239,3 +259,36 @@ def test_numbers_do_not_depend_on_the_other_members():
     for y in (whole, part):
         y.square().sum().backward()
     assert fleets[0].flat.grad[1:3].equal(fleets[1].flat.grad)
+
+
+@pytest.mark.parametrize(
+    ("keys", "batch_lasts"),
+    [({}, True), ({"own_kernels": False}, False), ({"precision": Precision.bf16}, False)],
+    ids=["default", "torch", "bf16"],
+)
+def test_environments_compute_small_hosts_in_batch_last_memory(make_env, keys, batch_lasts):
+    env = make_env(3, 3, **keys)
+    env.reset()
+    shard = env.pool.shards[0]
+    seen = list[bool]()
+    shard.network.host.module.segments[0].register_forward_pre_hook(lambda _, given: seen.append(is_batch_last(given[0])))
+    env.step(np.zeros(env.action_space.shape, np.int64))
+    assert set(seen) == {batch_lasts}
+
+
+def test_an_episode_gives_the_numbers_of_pytorch(make_env, plan_actions):
+    """Seeds included: one of each kind learns, is blended in and measured."""
+    ends = []
+    for own_kernels in (True, False):
+        env = make_env(8, 5, own_kernels=own_kernels)
+        kinds = len(env.layout.blueprint_names)
+        env.reset(options={"episode": 0})
+        steps = [plan_actions(*[(Op.GERMINATE, host % 3, host % kinds) for host in range(8)])]
+        steps += [plan_actions(*[(op, host % 3, 0) for host in range(8)]) for op in (Op.ADVANCE, Op.ADVANCE, Op.WAIT, Op.WAIT)]
+        losses = [env.step(actions)[-1]["signals"].loss_N for actions in steps]
+        network = env.pool.shards[0].network
+        ends.append((losses, [network.host.flat.detach(), *(bank.fleet.flat.detach() for bank in network.banks.values())]))
+    (losses, weights), (torchs, others) = ends
+    np.testing.assert_allclose(losses, torchs, rtol=2e-3)
+    for one, other in zip(weights, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-3)

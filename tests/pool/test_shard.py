@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from esper.env.actions import PARAMETER_HEADS, PINNED, RELEVANT, Head, Op, legal_values, parameters_legal
+from esper.fusion.batch_last import suits
 from esper.fusion.layout import side_by_side
+from esper.fusion.precision import Precision
 from esper.growth.network import GrowingNetwork
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.optimisers.sgd import SGDConfig
@@ -265,12 +267,17 @@ def test_every_host_is_dealt_to_one_shard(hosts, members):
 
 
 def test_shards_of_wide_hosts_are_smaller(small_task):
-    assert [fitting_members(values) for values in (0, 2**16, 2**19, 2**21, 2**30)] == [16, 16, 4, 1, 1]
+    sizes, torchs = (0, 2**16, 2**19, 2**21, 2**30), DeviceConfig(own_kernels=False)
+    assert [fitting_members(values, DeviceConfig()) for values in sizes] == [16, 16, 4, 1, 1]
+    assert [fitting_members(values, DeviceConfig(), narrow=True) for values in sizes] == [32, 32, 4, 1, 1]
+    for config in (torchs, DeviceConfig(precision=Precision.bf16)):
+        assert [fitting_members(values, config, narrow=True) for values in sizes] == [16, 16, 4, 1, 1]
     sizes = [rows.stop - rows.start for _, rows in deal(9, {"cpu": DeviceConfig()}, 2**19)]
-    assert sizes == [4, 4, 1]
+    assert sizes == [3, 3, 3]
     assert [rows.stop for _, rows in deal(9, {"cpu": DeviceConfig(members_per_shard=5)}, 2**19)] == [5, 9]
     host = small_task.host(0, Split.TRAINING, 0, 0)
     channels, side = host.segments[0][0].out_channels, small_task.data.train_x.shape[-1]
+    assert small_task.sizes.narrow == suits(host) is True
     assert small_task.sizes.widest == channels * side**2  # of the first convolution, before it is pooled
 
 

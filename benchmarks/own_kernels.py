@@ -1,0 +1,93 @@
+"""Train and validate convolutional hosts on a CPU with Esper's own kernels and with PyTorch's, in turn.
+
+    OMP_NUM_THREADS=1 python benchmarks/own_kernels.py
+    OMP_NUM_THREADS=1 python benchmarks/own_kernels.py --tasks digits --hosts 64 --rounds 20
+
+Both train the same hosts for an epoch per round, with the shards of a normal run, after two epochs of warm-up. With --seeds, half
+of the hosts hold a seed that learns. CIFAR-10 has random pixels, which take as long. Results: benchmarks/README.md.
+"""
+
+import argparse
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from gpu import images
+from paired_timing import in_turn, print_comparison
+
+from esper.cli.overrides import check
+from esper.env.growth_env import GrowthEnv
+from esper.lifecycle.roles import Blend, Roles
+from esper.task.instances import Split
+from esper.training.environment import build_env
+
+TASKS = {
+    "digits": [],
+    "mnist5k": ["task.epoch_samples=1024"],
+    "cifar10_baseline": ["task.epoch_samples=1280", "task.valid_samples=256", "task.crop_padding=0", "task.flip=false"],
+}
+"""Overrides of each task."""
+
+
+def plant(env: GrowthEnv, hosts: int) -> None:
+    """Plant a seed that learns into the second slot of every second host."""
+    shape = (hosts, env.layout.num_slots)
+    roles = Roles(
+        blueprint=np.full(shape, -1),
+        blend=np.full(shape, int(Blend.ADD)),
+        alpha=np.zeros(shape, np.float32),
+        behind=np.zeros(shape, np.bool_),
+        open=np.zeros(shape, np.bool_),
+        learns=np.zeros(shape, np.bool_),
+        fossil=np.zeros(shape, np.bool_),
+    )
+    for host in range(0, hosts, 2):
+        kind = host // 2 % len(env.layout.blueprint_names)
+        env.pool.plant(host, 1, kind, (0, "benchmark", host))
+        roles.blueprint[host, 1], roles.alpha[host, 1], roles.open[host, 1], roles.learns[host, 1] = kind, 1.0, True, True
+    env.pool.arrange(roles)
+
+
+def measure(task: str, hosts: int, rounds: int, overrides: list[str], *, seeds: bool) -> None:
+    """Print the ratio of both ways on one task."""
+    ways = dict[str, Callable[[], object]]()
+    with ExitStack() as stack:
+        for name, own in (("own kernels", "true"), ("torch", "false")):
+            given = [f"task={task}", *TASKS[task], *overrides, f"hosts={hosts}", "devices=[cpu]", "agent=wait"]
+            config = check([*given, f"devices.cpu.own_kernels={own}"])
+            env = stack.enter_context(closing(build_env(config, split=Split.TRAINING)))
+            assert isinstance(env, GrowthEnv)
+            env.reset(options={"episode": 0})
+            if seeds:
+                plant(env, hosts)
+            alpha_VNS = np.zeros((1, hosts, env.layout.num_slots), np.float32)
+            ways[name] = lambda env=env, alpha_VNS=alpha_VNS: env.pool.epoch(env.time, alpha_VNS, probe=False)
+            print(f"{name}: shards of {sorted({rows.stop - rows.start for _, rows in env.pool.places})}")
+        for way in [*ways.values()] * 2:
+            way()  # warm-up
+        timings = in_turn(ways, rounds)
+        print_comparison(timings, baseline="own kernels", case=f"{task}, {hosts} hosts{', with seeds' * seeds}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--hosts", nargs="+", type=int, default=[4, 32])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seeds", action="store_true", help="half of the hosts hold a seed that learns")
+    parser.add_argument("--quick", action="store_true", help="few hosts and samples: checks the script, measures nothing")
+    given = parser.parse_args()
+    few = ["task.epoch_samples=32", "task.valid_samples=16", "task.batch_size=16"] if given.quick else []
+    if given.quick:
+        given.hosts, given.rounds, given.tasks = [2], 1, [task for task in given.tasks if task != "mnist5k"]
+    with TemporaryDirectory() as folder:
+        for task in given.tasks:
+            data = [f"task.root={images(Path(folder))}"] if task.startswith("cifar10") else []
+            for hosts in given.hosts:
+                measure(task, hosts, given.rounds, [*data, *few], seeds=given.seeds)
+
+
+if __name__ == "__main__":
+    main()
