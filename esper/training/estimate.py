@@ -34,8 +34,10 @@ CPU = torch.device("cpu")
 FLOAT = 4
 COPIES = 4
 """Tensors of the size of a host's weights with momentum: weights, gradient, momentum, snapshot."""
-PROCESS = 500e6
+PROCESS = 380e6
 """Python with all libraries [bytes]."""
+KERNELS = 130e6
+"""Numba and the kernels of small hosts [bytes]."""
 OBJECTS = 50e3
 """Python objects of a host while an episode starts [bytes]."""
 SANDBOX_HOST = 5e3
@@ -152,6 +154,9 @@ def estimate(config: Config, hosts: int | None = None) -> Estimate:
             size = _features(config, size, task)
             places = _of_hosts(config, task, size, count)
     places[CPU].append(Part("Python and its libraries", PROCESS, ()))
+    on_cpu = (one for name, one in config.devices.items() if find_device(name).type == "cpu")
+    if size and size.narrow and any(one.uses_own_kernels for one in on_cpu):
+        places[CPU].append(Part("Numba and its kernels", KERNELS, ()))
     if hosts is None and config.agent.buffered:
         places[CPU] += _learning(config, size.slots if size else SANDBOX_SLOTS)
     epochs = (config.updates if hosts is None else 1) * count * config.steps
