@@ -44,8 +44,11 @@ def batch_last(x: Tensor) -> Tensor:
 
 
 def any_strides(module: nn.Module) -> bool:
-    """Return whether all layers compute images whatever their strides; code from outside may need a certain layout."""
-    return all(type(layer) in LAYERS or getattr(layer, "any_strides", False) for layer in module.modules())
+    """Return whether all layers compute images whatever their strides; code from outside may need a certain layout.
+
+    A class says so by a class attribute `any_strides = True`, which its subclasses do not inherit.
+    """
+    return all(type(layer) in LAYERS or vars(type(layer)).get("any_strides", False) for layer in module.modules())
 
 
 def suits(host: nn.Module) -> bool:

@@ -353,6 +353,6 @@ class _Block(torch.autograd.Function):
 
 def _update(mean: Tensor, var: Tensor, moments: npt.NDArray[Any], count: int, momentum: float) -> None:
     """Update running statistics from the mean and the biased variance of a batch with `count` samples times places."""
-    now = torch.from_numpy(moments.reshape(2, -1)).to(mean.dtype)
-    mean.lerp_(now[0], momentum)
-    var.lerp_(now[1] * (count / max(1, count - 1)), momentum)
+    now = torch.from_numpy(moments.reshape(2, -1)) * momentum
+    mean.mul_(1 - momentum).add_(now[0])  # lerp_ would make NaN of infinity
+    var.mul_(1 - momentum).add_(now[1] * (count / max(1, count - 1)))

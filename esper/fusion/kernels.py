@@ -1,8 +1,8 @@
 """Kernels for the images of small networks on a CPU, compiled by Numba: convolution, normalisation and pooling.
 
 PyTorch's kernels for convolutions and batch norms vectorise over channels. A small host has fewer channels than a vector of the
-CPU has elements, so most of the work is overhead: 16 convolutions from 1 to 2 channels on images of 8 x 8 reach 6 GFLOP/s. Here
-the samples of a batch lie next to each other in memory (see `batch_last`), and every loop runs over them.
+CPU has elements, so most of the work is overhead: 16 convolutions from 1 to 2 channels on images of 8 x 8 reach only 6 GFLOP/s.
+Here the samples of a batch lie next to each other in memory (see `batch_last`), and every loop runs over them.
 
 Arrays are contiguous: features `[C, H, L]` or `[G, I, H, L]`, where L is the columns of an image times the samples of the batch,
 column by column. A member's channels lie together, so groups are members, or parts of them.
@@ -653,8 +653,9 @@ def run_block(
         flat, results = features[m].reshape(outputs, length), out[m].reshape(outputs, length)
         normalise_channels(flat, weight[m], shift[m], results, mean[m], var[m], eps, True)
         for o in range(outputs):
-            running_mean[m, o] += momentum * (mean[m, o] - running_mean[m, o])
-            running_var[m, o] += momentum * (unbiased * var[m, o] - running_var[m, o])
+            # so that an infinite value stays infinite, as in PyTorch
+            running_mean[m, o] = (1 - momentum) * running_mean[m, o] + momentum * mean[m, o]
+            running_var[m, o] = (1 - momentum) * running_var[m, o] + momentum * unbiased * var[m, o]
 
 
 @compiled

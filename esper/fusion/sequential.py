@@ -24,8 +24,8 @@ class StackedSequential(nn.Sequential):
 
     def __init__(self, fused: nn.Sequential) -> None:
         super().__init__()
-        self.__dict__["_modules"] = dict(fused.__dict__["_modules"])
-        self.training, self._steps = fused.training, steps(list(fused))
+        self.__dict__.update(fused.__dict__)  # hooks and attributes, too
+        self._steps = steps(list(fused))
 
     def forward(self, input: Tensor) -> Tensor:
         if not is_batch_last(input):
@@ -50,15 +50,20 @@ def _next(layers: Sequence[nn.Module]) -> tuple[Callable[..., Tensor], int]:
     """Return the function of the next step, and its number of layers."""
     pools = isinstance(layers[0], StackedMaxPool2d) and layers[0].halves
     conv, norm, relu = [*layers[pools:], *[None] * 3][:3]
-    rectifies = type(relu) is nn.ReLU
+    rectifies = _is_relu(relu)
     if rectifies and isinstance(conv, StackedConv2d) and conv.keeps_size:
         if isinstance(norm, StackedBatchNorm2d) and conv.groups == 1:
             return (_pooled_block, 4) if pools else (_block, 3)
         if type(norm) is nn.Identity and not pools:  # where a folded batch norm was
             return _convolution, 3
-    if isinstance(layers[0], StackedBatchNorm2d | StackedGroupNorm) and len(layers) > 1 and type(layers[1]) is nn.ReLU:
+    if isinstance(layers[0], StackedBatchNorm2d | StackedGroupNorm) and len(layers) > 1 and _is_relu(layers[1]):
         return _norm, 2
     return _layer, 1
+
+
+def _is_relu(layer: nn.Module | None) -> bool:
+    hooked = layer is not None and any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_forward_pre_hooks"))
+    return type(layer) is nn.ReLU and not hooked
 
 
 def _layer(x: Tensor, layer: nn.Module) -> Tensor:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from esper.task.base import POOL, Task
 from esper.task.data import TaskError
 from esper.task.instances import DataView, Split
 
-FORMAT = 1
+FORMAT = 2
 """Version of the pool files; increment it when training gives different numbers."""
 MEMBERS = 8
 """Hosts trained as one fused program."""
@@ -128,6 +129,8 @@ class Pretrained:
         facts += [view.timetable for view in views if view.timetable]
         precision = find_precision(name, place.precision)
         facts += [precision] * (precision is not Precision.fp32)
+        if device.type == "cpu" and place.uses_own_kernels and task.sizes.narrow:
+            facts += ["own kernels", version("numba"), version("llvmlite")]
         digest = hashlib.sha256(repr([*facts, replace(self.host, frozen=False)]).encode())
         for module in _modules_of(hosts[0]):
             with suppress(OSError, TypeError):  # a class without a file

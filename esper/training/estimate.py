@@ -37,7 +37,7 @@ COPIES = 4
 PROCESS = 380e6
 """Python with all libraries [bytes]."""
 KERNELS = 130e6
-"""Numba and the kernels of small hosts [bytes]."""
+"""Numba and the kernels of small hosts, in each process that computes hosts [bytes]."""
 OBJECTS = 50e3
 """Python objects of a host while an episode starts [bytes]."""
 SANDBOX_HOST = 5e3
@@ -154,9 +154,6 @@ def estimate(config: Config, hosts: int | None = None) -> Estimate:
             size = _features(config, size, task)
             places = _of_hosts(config, task, size, count)
     places[CPU].append(Part("Python and its libraries", PROCESS, ()))
-    on_cpu = (one for name, one in config.devices.items() if find_device(name).type == "cpu")
-    if size and size.narrow and any(one.uses_own_kernels for one in on_cpu):
-        places[CPU].append(Part("Numba and its kernels", KERNELS, ()))
     if hosts is None and config.agent.buffered:
         places[CPU] += _learning(config, size.slots if size else SANDBOX_SLOTS)
     epochs = (config.updates if hosts is None else 1) * count * config.steps
@@ -233,6 +230,10 @@ def _of_hosts(config: Config, task: Task, size: HostSize, hosts: int) -> dict[to
     for name in config.devices:
         share = -(-hosts // len(config.devices))
         places.setdefault(find_device(name), []).extend(_on_device(config, task, size, share, name))
+    on_cpu = (one for name, one in config.devices.items() if find_device(name).type == "cpu")
+    if size.narrow and any(one.uses_own_kernels for one in on_cpu):
+        processes, keys = (cluster.processes, ("cluster.workers",)) if cluster.processes else (1, ())
+        places[CPU].append(Part("Numba and its kernels", processes * KERNELS, keys))
     return places
 
 

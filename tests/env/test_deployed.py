@@ -334,6 +334,7 @@ def test_what_determines_a_pool_is_in_its_name_and_nothing_else(deployed, traini
     others = ({"pretrain": 1}, {"pretrain_pool": 3}, {"label_noise": [0.1]}, {"optimiser": SGDConfig(momentum=0.5)})
     others += ({"epoch_samples": 512}, {"split_seed": 1}, {"instances": Instances.healthy}, {"batch_size": 128})
     others += ({"events": EventsConfig(kinds=["arrive"], last=16)}, {"device": DeviceConfig(precision=Precision.bf16)})
+    others += ({"device": DeviceConfig(own_kernels=False)},)
     for number, other in enumerate(others, 2):
         deployed(2, **other)
         assert len(trainings) == number, other

@@ -22,6 +22,9 @@ from tests.reference_host import forward, optimiser_step
 
 each_incubation = pytest.mark.parametrize("incubation", list(Incubation))
 each_layout = pytest.mark.parametrize("layout", list(Layout))
+MEMORIES = [(layout, True) for layout in Layout] + [(Layout.IMAGES, False)]
+"""Layouts, and whether images are in batch-last memory."""
+each_memory = pytest.mark.parametrize(("layout", "samples_last"), MEMORIES)
 
 
 def paced(config, reference, progress):
@@ -99,16 +102,20 @@ STRAIGHT = ("norm", "attention", "flex_attention")
 
 
 @pytest.mark.parametrize(
-    ("layout", "name", "incubation"),
+    ("layout", "samples_last", "name", "incubation"),
     [
-        (layout, name, incubation)
+        (layout, samples_last, name, incubation)
         for name, kind in BLUEPRINTS.items()
-        for layout in kind.layouts
+        for layout, samples_last in MEMORIES
+        if layout in kind.layouts
         for incubation in (Incubation.closed_loop, *([Incubation.straight_through] if name in STRAIGHT else []))
     ],
 )
-def test_an_epoch_with_every_blueprint_equals_plain_pytorch(float64, grown, layout, name, incubation):
-    population = grown(6, blends=tuple(Blend), incubation=incubation, layout=layout, blueprints=[BLUEPRINTS[name]()])
+def test_an_epoch_with_every_blueprint_equals_plain_pytorch(float64, grown, layout, samples_last, name, incubation):
+    blueprints = [BLUEPRINTS[name]()]
+    population = grown(
+        6, blends=tuple(Blend), incubation=incubation, layout=layout, blueprints=blueprints, samples_last=samples_last
+    )
     assert_trained_alike(population, 3, atol=1e-8)
 
 
@@ -209,13 +216,13 @@ def gradients(population):
     return logits, gradient
 
 
-@each_layout
+@each_memory
 @pytest.mark.parametrize("incubation", [Incubation.straight_through, Incubation.closed_loop])
 @pytest.mark.parametrize("members", [1, 4])
-def test_seeds_behind_the_host_learn_and_leave_its_bits_unchanged(grown, layout, incubation, members):
-    population = grown(members, blends=tuple(Blend), incubation=incubation, layout=layout)
+def test_seeds_behind_the_host_learn_and_leave_its_bits_unchanged(grown, layout, samples_last, incubation, members):
+    population = grown(members, blends=tuple(Blend), incubation=incubation, layout=layout, samples_last=samples_last)
     population.only(behind=True)
-    bare = grown(members, blends=tuple(Blend), incubation=incubation, layout=layout)
+    bare = grown(members, blends=tuple(Blend), incubation=incubation, layout=layout, samples_last=samples_last)
     bare.blueprint[:] = -1
     bare.arrange()
     assert bare.network.active_S == [None, None, None]
@@ -232,8 +239,9 @@ def test_seeds_behind_the_host_learn_and_leave_its_bits_unchanged(grown, layout,
 
 
 @pytest.mark.parametrize("incubation", list(Incubation))
-def test_members_are_independent_of_seeds_of_others(grown, incubation):
-    one, two = (grown(4, blends=tuple(Blend), incubation=incubation) for _ in range(2))
+@pytest.mark.parametrize("samples_last", [False, True])
+def test_members_are_independent_of_seeds_of_others(grown, samples_last, incubation):
+    one, two = (grown(4, blends=tuple(Blend), incubation=incubation, samples_last=samples_last) for _ in range(2))
     two.blueprint[[0, 2]] = -1
     two.arrange()
     (logits, gradient), (other_logits, other_gradient) = gradients(one), gradients(two)

@@ -19,7 +19,7 @@ from esper.growth.loss import LOGITS
 from esper.task.data import Data
 from esper.task.tinystories import TinyStoriesConfig
 from esper.training import estimate as subject
-from esper.training.estimate import PROCESS, estimate, in_bytes
+from esper.training.estimate import KERNELS, PROCESS, estimate, in_bytes
 
 BATCH = ["devices=[cpu]", "task.batch_size=1000", "host.base_channels=100", "env.potential=false", "blueprint=[norm]"]
 WORDS = ["updates=1", "steps=1", "telemetry=quiet", "devices=[cpu]"]
@@ -109,6 +109,23 @@ def test_data_of_hosts_elsewhere_may_be_too_large_for_this_machine(monkeypatch: 
     monkeypatch.setattr(subject, "capacity", lambda device: 1e6)
     with pytest.raises(ValueError, match=r"most of it for Python .*, and this machine has 1 MB: use one with more$"):
         estimate(config, 2).check(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "processes"),
+    [
+        ([], 1),
+        (["devices.cpu.own_kernels=false"], 0),
+        (["devices.cpu.precision=bf16"], 0),
+        (["host.base_channels=16"], 0),
+        (["cluster=ray", "cluster.workers=3"], 3),
+        (["cluster=ray", "cluster.address=10.0.0.1:6379", "devices=[cuda:0]"], 0),
+    ],
+)
+def test_each_process_with_own_kernels_holds_numba(overrides: list[str], processes: int) -> None:
+    places = estimate(check(["devices=[cpu]", *overrides])).places
+    held = [part.bytes for parts in places.values() for part in parts if part.name == "Numba and its kernels"]
+    assert sum(held) == processes * KERNELS
 
 
 def test_the_memory_of_a_gpu_counts_what_lies_there(monkeypatch: pytest.MonkeyPatch) -> None:
