@@ -42,7 +42,7 @@ class Fused:
     """All hosts as one program."""
 
     def __init__(self, task: Task, modules: list[nn.Module]) -> None:
-        self.shard = Shard(modules, [], task.data, task, torch.device("cpu"), optimiser=OPTIMISER)
+        self.shard = Shard(modules, [], task.data, task, torch.device("cpu"), optimiser=OPTIMISER, own_kernels=True)
         self.num_slots = len(modules[0].slots)
         self.samples, self.epoch = len(task.data.train_y), 0
 

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 VECTOR = 16
-"""Number of classes below which torch's cross entropy on a CPU is several times as fast where the samples lie next to each other:
-it vectorises over what does."""
+"""With fewer classes, torch's cross entropy on a CPU is several times as fast if the samples of a class lie next to each other in
+memory: it vectorises over what does."""
 
 
 class Objective:

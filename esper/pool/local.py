@@ -32,13 +32,13 @@ from esper.task.instances import DataView
 
 Result = TypeVar("Result")
 CPU_MEMBERS = 16
-"""Hosts per shard on a CPU. On 2 cores, two shards of 16 with one thread each train as fast as one of 32 with two threads, and
+"""Maximum number of hosts per shard on a CPU. On 2 cores, two shards of 16 with one thread each train as fast as one of 32 with two threads, and
 many times as fast under load from other processes, since they synchronise once per epoch and not in every operation."""
 CPU_TRAINED = 2**21
 """Maximum number of output values of one layer that a shard of several hosts trains at once on a CPU: 8 MB. Higher: fewer, larger
 kernels, whose features leave the cache; see benchmarks/README.md."""
 OWN_MEMBERS = 32
-"""Hosts per shard if Esper's own kernels compute them. Their backward passes are Python functions, of which only one runs at a
+"""Maximum number of hosts per shard if Esper's own kernels compute them. Their backward passes are Python functions, of which only one runs at a
 time: one shard of 32 hosts of `digits` trains faster than two of 16 in two threads, and uses one core."""
 STREAMS = 32
 """Number of streams per GPU, which torch hands out in rotation. With more shards, two would share a stream, and one's
