@@ -6,6 +6,7 @@ They return images in batch-last memory, and take images in any.
 # M members, G groups, I inputs and O outputs of a group, C channels, H rows, W columns, B batch, K size of a kernel
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.fusion.batch_last import DTYPES
+from esper.fusion.batch_last import DTYPES, batch_last
 
 
 def _array(x: Tensor) -> npt.NDArray[Any]:
@@ -356,3 +357,21 @@ def _update(mean: Tensor, var: Tensor, moments: npt.NDArray[Any], count: int, mo
     now = torch.from_numpy(moments.reshape(2, -1)) * momentum
     mean.mul_(1 - momentum).add_(now[0])  # lerp_ would make NaN of infinity
     var.mul_(1 - momentum).add_(now[1] * (count / max(1, count - 1)))
+
+
+@cache
+def prepare() -> None:
+    """Compute every layer once, so that no training step includes the loading of kernels, or their compilation."""
+    from esper.fusion import kernels
+
+    x = batch_last(torch.zeros(2, 4, 4, 4)).requires_grad_()
+    filters, mixing = (torch.zeros(4, 2, size, size, requires_grad=True) for size in (3, 1))
+    weight, bias = (torch.zeros(4, requires_grad=True) for _ in range(2))
+    mean, var = torch.zeros(4), torch.ones(4)
+    with kernels.announced():
+        results = [convolution(x, filters, bias, 2), convolution(x, mixing, None, 2, rectify=True), max_pool(x)]
+        for rectify in (False, True):
+            results.append(batch_norm(x, weight, bias, mean, var, 0.1, 1e-5, rectify=rectify))
+            results.append(group_norm(x, 2, weight, bias, 1e-5, rectify=rectify))
+            results.append(block(x, filters, bias, weight, bias, mean, var, 0.1, 1e-5, members=2, pools=rectify))
+        torch.cat([result.flatten() for result in results]).sum().backward()

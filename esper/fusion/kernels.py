@@ -13,12 +13,16 @@ All are in one file, since Numba keeps compiled code until the file of a functio
 # M members, G groups, I inputs and O outputs of a group, C channels, H rows, W columns, L columns x samples, N places x samples,
 # P places, B batch, K kernel size
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
+from numba.core import event
+
+from esper.notices import notice
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -42,6 +46,31 @@ def compiled(function: Callable[Given, Result]) -> Callable[Given, Result]:
         return decorate(cache=True, **options)(function)
     except RuntimeError:  # there is no place for it
         return decorate(**options)(function)
+
+
+@contextmanager
+def announced() -> Generator[None]:
+    """Announce if the body compiles kernels."""
+    listener = _Announcer()
+    event.register("numba:compile", listener)
+    try:
+        yield
+    finally:
+        event.unregister("numba:compile", listener)
+        if listener.started:
+            notice()
+
+
+class _Announcer(event.Listener):
+    started = False
+
+    def on_start(self, event: event.Event) -> None:
+        if not self.started:
+            notice("compiling kernels for small convolutions", "(20 seconds, once per installation)")
+        self.started = True
+
+    def on_end(self, event: event.Event) -> None:
+        pass
 
 
 # ---- convolution

@@ -45,6 +45,8 @@ def side_by_side(samples_MB: Tensor, *, samples_last: bool = False) -> Tensor:
     _, b, _, h, w = samples_MB.shape
     if samples_last:
         return samples_MB.permute(0, 2, 3, 4, 1).contiguous().flatten(0, 1).permute(3, 0, 1, 2)
+    if samples_MB.device.type == "cpu":  # two copies of long runs are up to four times as fast as one of short runs
+        return samples_MB.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
     return samples_MB.permute(1, 3, 4, 0, 2).contiguous().view(b, h, w, -1).permute(0, 3, 1, 2)
 
 

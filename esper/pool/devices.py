@@ -18,8 +18,9 @@ class DeviceConfig:
     """How hosts train on a device; the device's name is its key in the config."""
 
     members_per_shard: int = 0
-    """Hosts trained as one fused program, at least 0; 0 takes all of the device's hosts on a GPU, and on a CPU as many
-    as fit the cache, at most 32 small convolutional hosts or 16 others. Shards run in parallel threads. Results are the same for every value up to float rounding."""
+    """Hosts trained as one fused program, at least 0; 0 takes all of the device's hosts on a GPU, and on a CPU as many as fit the
+    cache, at most 32 small convolutional hosts or 16 others. Shards run in parallel threads. Results are the same for every
+    value up to float rounding."""
 
     tune: bool = False
     """If true, time several shard sizes before training and use the fastest instead of `members_per_shard`; the run then keeps

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from esper.fusion import batch_last_layers
 from esper.fusion.precision import computed_in
 from esper.growth.grown import GrownNetwork, KeptSeed
 from esper.lifecycle.roles import Blend, Roles
@@ -32,14 +33,15 @@ from esper.task.instances import DataView
 
 Result = TypeVar("Result")
 CPU_MEMBERS = 16
-"""Maximum number of hosts per shard on a CPU. On 2 cores, two shards of 16 with one thread each train as fast as one of 32 with two threads, and
-many times as fast under load from other processes, since they synchronise once per epoch and not in every operation."""
+"""Maximum number of hosts per shard on a CPU. On 2 cores, two shards of 16 with one thread each train as fast as one of 32 with
+two threads, and many times as fast under load from other processes, since they synchronise once per epoch and not in every
+operation."""
 CPU_TRAINED = 2**21
 """Maximum number of output values of one layer that a shard of several hosts trains at once on a CPU: 8 MB. Higher: fewer, larger
 kernels, whose features leave the cache; see benchmarks/README.md."""
 OWN_MEMBERS = 32
-"""Maximum number of hosts per shard if Esper's own kernels compute them. Their backward passes are Python functions, of which only one runs at a
-time: one shard of 32 hosts of `digits` trains faster than two of 16 in two threads, and uses one core."""
+"""Maximum number of hosts per shard if Esper's own kernels compute them. Their backward passes are Python functions, of which
+only one runs at a time: one shard of 32 hosts of `digits` trains faster than two of 16 in two threads, and uses one core."""
 STREAMS = 32
 """Number of streams per GPU, which torch hands out in rotation. With more shards, two would share a stream, and one's
 capture would include the other's work."""
@@ -66,6 +68,8 @@ class ShardPool(HostPool):
         self._sensing = ThreadPoolExecutor(1, "sensor", torch.set_num_threads, (1,))
         self._underway: list[Future[Any]] = []
         self.deal(devices)
+        if parts.task.sizes.narrow and any(own and device.type == "cpu" for device, own in self._own_kernels.items()):
+            batch_last_layers.prepare()
         resident = {find_device(name): config.resident for name, config in devices.items()}
         self._data = {device: place_data(self.task.data, device, kept) for device, kept in resident.items()}
 

@@ -18,6 +18,7 @@ from esper.fusion.layout import side_by_side
 from esper.fusion.precision import Precision
 from esper.hosts.base import SlotSpec
 from esper.hosts.cnn import CNNConfig
+from esper.notices import heard_by
 from esper.optimisers.sgd import SGDConfig
 from esper.seeds.bank import SeedBank
 from esper.seeds.blueprints.base import BlueprintConfig, born_as_zero
@@ -262,6 +263,36 @@ def test_kernels_are_compiled_where_no_cache_can_be_written(monkeypatch):
         return 2 * x
 
     assert doubled(4) == 8
+
+
+def test_compilation_is_announced():
+    heard = list[tuple[str, str]]()
+
+    @kernels.njit
+    def doubled(x):
+        return 2 * x
+
+    with heard_by(lambda *text: heard.append(text)):
+        for x in (1, 1.0, 2):  # two compilations, and a call of compiled code
+            with kernels.announced():
+                doubled(x)
+    announcement = ("compiling kernels for small convolutions", "(20 seconds, once per installation)")
+    assert heard == [announcement, ("", "")] * 2
+
+
+def test_all_kernels_are_loaded_before_training(make_env, plan_actions):
+    def signatures():
+        return {name: len(kernel.signatures) for name, kernel in vars(kernels).items() if hasattr(kernel, "signatures")}
+
+    env = make_env(8, 5)
+    before = signatures()
+    assert before["run_block"]
+    env.reset()
+    kinds = len(env.layout.blueprint_names)
+    env.step(plan_actions(*[(Op.GERMINATE, host % 3, host % kinds) for host in range(8)]))
+    for op in (Op.ADVANCE, Op.ADVANCE, Op.WAIT):
+        env.step(plan_actions(*[(op, host % 3, 0) for host in range(8)]))
+    assert signatures() == before
 
 
 def test_numbers_do_not_depend_on_the_other_members():
