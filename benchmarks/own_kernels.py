@@ -52,6 +52,8 @@ def plant(env: GrowthEnv, hosts: int) -> None:
 
 def measure(task: str, hosts: int, rounds: int, overrides: list[str], *, seeds: bool) -> None:
     """Print the ratio of both ways on one task."""
+    case = f"{task}, {hosts} hosts{', with seeds' * seeds}"
+    print(case)
     ways = dict[str, Callable[[], object]]()
     with ExitStack() as stack:
         for name, own in (("own kernels", "true"), ("torch", "false")):
@@ -68,7 +70,7 @@ def measure(task: str, hosts: int, rounds: int, overrides: list[str], *, seeds: 
         for way in [*ways.values()] * 2:
             way()  # warm-up
         timings = in_turn(ways, rounds)
-        print_comparison(timings, baseline="own kernels", case=f"{task}, {hosts} hosts{', with seeds' * seeds}")
+        print_comparison(timings, baseline="own kernels", case=case)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""One population in several processes: the same hosts in one process and in workers of Ray, and what a message costs.
+"""One population in several processes: the same hosts in one process and in workers, and what a message costs.
 
     python benchmarks/workers.py
-    python benchmarks/workers.py --hosts 64 --epochs 40 --sizes 1 2 4 8
+    python benchmarks/workers.py --cluster ray --hosts 64 --epochs 40 --sizes 1 2 4 8
 
 Both ways train the same hosts for one epoch in turn, on as many cores. Then empty messages go to 1, 2, 4, ... workers: the slope
 is what one more worker costs the controller per step. The last table is a model, not a measurement: the efficiency of 8 to 512
@@ -10,7 +10,6 @@ benchmarks/README.md.
 """
 
 import argparse
-import os
 import pickle
 import time
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import ray
 import torch
 from env_overhead import BLUEPRINTS, step
 from paired_timing import claim, in_turn, timed
@@ -33,8 +31,9 @@ from esper.pool.base import HostPool, PoolParts
 from esper.pool.cluster import ClusterConfig, LocalConfig
 from esper.pool.devices import DeviceConfig
 from esper.pool.local import limit_cores
-from esper.pool.ray_cluster import RayClusterConfig, RayWorkerGroup
-from esper.pool.remote import RemotePool
+from esper.pool.process_cluster import ProcessesConfig
+from esper.pool.ray_cluster import RayClusterConfig
+from esper.pool.remote import RemotePool, WorkerGroup
 from esper.pool.worker import Call, Message, Reply
 from esper.reward.modes import ShapedConfig
 from esper.task.digits import DigitsConfig
@@ -45,27 +44,33 @@ EPOCHS_OF = (1.0, 10.0, 60.0)
 """Times of an epoch of all hosts of a GPU [s]."""
 
 
-class CountingGroup(RayWorkerGroup):
-    """Counts bytes."""
+CLUSTERS = {"processes": ProcessesConfig, "ray": RayClusterConfig}
 
-    sent = received = 0
+
+class Counter:
+    """Counts the bytes that a group of workers receives and sends."""
+
+    def __init__(self, group: WorkerGroup) -> None:
+        self.group, self.sent, self.received = group, 0, 0
+        self._encode, self._receive = group.encode, group.receive
+        group.encode, group.receive = self.encode, self.receive
 
     def encode(self, call: Call) -> Message:
-        message = super().encode(call)
+        message = self._encode(call)
         self.sent += len(message.body)
         return message
 
     def receive(self, ticket: object) -> Reply:
-        reply = super().receive(ticket)
+        reply = self._receive(ticket)
         self.received += len(pickle.dumps(reply))
         return reply
 
 
 @dataclass(kw_only=True)
-class Counted(ClusterConfig):
+class Started(ClusterConfig):
     """Workers of a group."""
 
-    group: CountingGroup
+    group: WorkerGroup
 
     def build(self, parts: PoolParts, meter: Meter | None = None) -> HostPool:
         return RemotePool(parts, meter, self.group, key=self.group.join(), replacements=0)
@@ -93,15 +98,15 @@ def make(num_hosts: int, epochs: int, cluster: ClusterConfig) -> GrowthEnv:
     return env
 
 
-def compare(num_hosts: int, epochs: int, workers: int) -> None:
+def compare(cluster: str, num_hosts: int, epochs: int, workers: int) -> None:
     """Time an epoch in one process and in workers, with one core per worker, and print the bytes of a step."""
     limit_cores(workers)
-    group = CountingGroup(RayClusterConfig(workers=workers))  # in the Ray that `main` started
-    envs = {"one process": make(num_hosts, epochs, LocalConfig()), "workers": make(num_hosts, epochs, Counted(group=group))}
-    group.sent = group.received = 0
+    group = CLUSTERS[cluster](workers=workers).start_workers()
+    envs = {"one process": make(num_hosts, epochs, LocalConfig()), "workers": make(num_hosts, epochs, Started(group=group))}
+    counter = Counter(group)
     timings = in_turn({name: partial(step, env) for name, env in envs.items()}, epochs)
     steps = epochs * workers
-    sent, received = group.sent / steps, group.received / steps
+    sent, received = counter.sent / steps, counter.received / steps
     apart = np.abs(envs["one process"].loss_N - envs["workers"].loss_N).max()
     for env in envs.values():
         env.close()
@@ -115,12 +120,11 @@ def compare(num_hosts: int, epochs: int, workers: int) -> None:
     limit_cores(None)
 
 
-def round_trips(sizes: Sequence[int], repetitions: int) -> float:
+def round_trips(cluster: str, sizes: Sequence[int], repetitions: int) -> float:
     """Time empty messages to crews of these sizes, and return what a further worker costs [s]."""
     seconds = list[float]()
     for size in sizes:
-        group = CountingGroup(RayClusterConfig(workers=size))
-        env = make(size, 1, Counted(group=group))
+        env = make(size, 1, Started(group=CLUSTERS[cluster](workers=size).start_workers()))
         taken = [timed(env.pool.machines).wall for _ in range(repetitions)]
         seconds.append(float(np.median(taken)))
         claim(f"message to {size} workers and back [ms]", [1e3 * one for one in taken])
@@ -155,6 +159,7 @@ def model(worker: float, host: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cluster", choices=CLUSTERS, default="processes")
     parser.add_argument("--hosts", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=40, help="rounds of one epoch each")
     parser.add_argument("--workers", type=int, default=2, help="workers, and cores of the one process")
@@ -167,14 +172,11 @@ def main() -> None:
     if given.quick:
         given.hosts, given.epochs, given.workers, given.sizes, repetitions = 2, 2, 1, [1], 3
     torch.set_num_threads(1)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(num_cpus=max(given.workers, *given.sizes), include_dashboard=False, logging_level="WARNING")
     begun = time.perf_counter()
-    compare(given.hosts, given.epochs, given.workers)
-    worker = round_trips(given.sizes, repetitions)
+    compare(given.cluster, given.hosts, given.epochs, given.workers)
+    worker = round_trips(given.cluster, given.sizes, repetitions)
     model(worker, of_a_host(4 * given.hosts, repetitions))
     print(f"took {time.perf_counter() - begun:.0f} s")
-    ray.shutdown()
 
 
 if __name__ == "__main__":

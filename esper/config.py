@@ -51,6 +51,7 @@ from esper.optimisers.base import OptimiserConfig
 from esper.optimisers.sgd import NesterovConfig, SGDConfig
 from esper.pool.cluster import ClusterConfig, LocalConfig
 from esper.pool.devices import DeviceConfig
+from esper.pool.process_cluster import ProcessesConfig
 from esper.pool.ray_cluster import RayClusterConfig
 from esper.ranges import check_ranges, check_sizes
 from esper.reward.modes import MODES, RewardConfig
@@ -239,7 +240,7 @@ GROUPS: dict[str, dict[str, type]] = {
     },
     "gates": {"permissive": GatesConfig, "strict": StrictConfig},
     "blueprint": BLUEPRINTS,
-    "cluster": {"local": LocalConfig, "ray": RayClusterConfig},
+    "cluster": {"local": LocalConfig, "processes": ProcessesConfig, "ray": RayClusterConfig},
     "devices": dict.fromkeys(["auto", "cpu", "cuda", *(f"cuda:{i}" for i in range(8))], DeviceConfig),
     "reward": cast(dict[str, type], MODES),
     "agent": AGENTS,

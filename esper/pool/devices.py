@@ -63,6 +63,11 @@ def take_turn(number: int) -> None:
     _turn = number
 
 
+def current_turn() -> int:
+    """Return the number that `take_turn` has set."""
+    return _turn
+
+
 def find_device(name: str) -> torch.device:
     """Return the torch device of this name. `auto` and `cuda` mean the first GPU, or the one dealt to this run; without a GPU,
     `auto` means the CPU.

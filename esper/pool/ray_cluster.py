@@ -1,6 +1,5 @@
 """Workers as actors of Ray, on this machine or a cluster."""
 
-import itertools
 import logging
 import os
 import socket
@@ -8,13 +7,12 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any
 
-from esper.measure.costs import Meter
 from esper.notices import UserNotice
-from esper.pool.base import HostPool, PoolParts
-from esper.pool.cluster import ClusterConfig, ClusterError
-from esper.pool.remote import RemotePool, WorkerLost
+from esper.pool.base import PoolParts
+from esper.pool.cluster import ClusterError
+from esper.pool.remote import WorkerGroup, WorkerLost, WorkersConfig
 from esper.pool.worker import Call, Message, Reply, Worker
 from esper.ranges import check_ranges
 
@@ -23,33 +21,22 @@ PATIENCE = 30.0
 
 
 @dataclass(kw_only=True, slots=True)
-class RayClusterConfig(ClusterConfig):
+class RayClusterConfig(WorkersConfig):
     """Hosts are distributed over workers, which are processes of a Ray cluster and train them on their own `devices`; needs the
     extra ray.
 
     One policy learns from all of them. A worker that is lost is replaced, and its hosts repeat the episode.
     """
 
-    is_remote: ClassVar[bool] = True
-
-    workers: int = 2
-    """Number of workers, at least 1; each has about as many hosts. Higher: faster with as many cores or GPUs."""
-    cpus: int = 1
-    """Cores of each worker, at least 1."""
     gpus: float = 0.0
     """GPUs of each worker, at least 0; 0.5 lets two workers share one. With devices=auto a worker uses its first GPU, with
     devices=[cuda:0,cuda:1] two."""
     address: str | None = None
     """Address of the cluster, as in ray.init, such as auto; null starts one on this machine, which ends with the command."""
-    replacements: int = 3
-    """Maximum number of lost workers replaced within one episode, at least 0; the next loss ends the command."""
 
     def __post_init__(self) -> None:
-        check_ranges("cluster", self, {"[1, inf]": ["workers", "cpus"], "[0, inf]": ["gpus", "replacements"]})
-
-    @property
-    def num_workers(self) -> int:
-        return self.workers
+        WorkersConfig.__post_init__(self)
+        check_ranges("cluster", self, {"[0, inf]": ["gpus"]})
 
     @property
     def processes(self) -> int:
@@ -62,19 +49,11 @@ class RayClusterConfig(ClusterConfig):
                 "cluster=ray"
             )
 
-    def build(self, parts: PoolParts, meter: Meter | None = None) -> HostPool:
-        self.ready()
-        group = _groups.get(self.group_key()) or RayWorkerGroup(self)
-        _groups[self.group_key()] = group
-        return RemotePool(parts, meter, group, key=group.join(), replacements=self.replacements)
+    def start_workers(self) -> WorkerGroup:
+        return RayWorkerGroup(self)
 
     def group_key(self) -> tuple[object, ...]:
-        """Return the settings that must be equal for two pools to share workers."""
-        return self.workers, self.cpus, self.gpus, self.address
-
-
-_groups: dict[tuple[object, ...], "RayWorkerGroup"] = {}
-"""The workers of this process, by `group_key`."""
+        return *WorkersConfig.group_key(self), self.gpus, self.address
 
 
 def _knock(address: str | None) -> None:
@@ -84,8 +63,10 @@ def _knock(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
-class RayWorkerGroup:
-    """Actors, one per worker; a `WorkerGroup`."""
+class RayWorkerGroup(WorkerGroup):
+    """Actors, one per worker."""
+
+    config: RayClusterConfig
 
     def __init__(self, config: RayClusterConfig) -> None:
         """Start Ray if it does not run, and the workers.
@@ -98,8 +79,8 @@ class RayWorkerGroup:
         import ray as library  # late: it takes a second
 
         ray: Any = library  # its stubs do not type actors
-        self.config, self.size, self._ray = config, config.workers, ray
-        self._keys, self._open, self._parts = itertools.count(), set[int](), dict[int, Any]()
+        WorkerGroup.__init__(self, config)
+        self._ray, self._parts = ray, dict[int, Any]()
         self._owns = not ray.is_initialized()
         if self._owns:
             # A cluster of this machine counts as many cores as the workers ask for: two workers may share a core.
@@ -117,7 +98,7 @@ class RayWorkerGroup:
                 ) from error
         there = ray.cluster_resources().get("GPU", 0.0)
         if config.address is None and self._owns and config.workers * config.gpus > there:
-            self._end()
+            ray.shutdown()
             raise ClusterError(
                 f"cluster.workers={config.workers} with cluster.gpus={config.gpus:g} need more than the {there:g} GPUs of this "
                 "machine: lower one of them, or name a cluster by cluster.address"
@@ -125,20 +106,10 @@ class RayWorkerGroup:
         kind = ray.remote(num_cpus=config.cpus, num_gpus=config.gpus, max_restarts=0, max_task_retries=0)(Worker)
         self._actor = lambda: kind.remote(config.cpus)
         self._actors: list[Any] = [self._actor() for _ in range(self.size)]
-        self._born = [0] * self.size
-
-    def join(self) -> int:
-        """Return the key of a new pool."""
-        self._open.add(key := next(self._keys))
-        return key
 
     def encode(self, call: Call) -> Message:
         """See `WorkerGroup.encode`."""
         return Message(call.method, self._ray.cloudpickle.dumps(tuple(call)))
-
-    def born(self, worker: int) -> int:
-        """See `WorkerGroup.born`."""
-        return self._born[worker]
 
     def open(self, worker: int, key: int, parts: PoolParts, num_hosts: int) -> None:
         """See `WorkerGroup.open`. The parts go to the object store once, for all workers."""
@@ -161,7 +132,7 @@ class RayWorkerGroup:
         """See `WorkerGroup.send`."""
         return self._actors[worker].run.remote(key, messages)
 
-    def receive(self, ticket: object) -> Reply:
+    def receive(self, ticket: Any) -> Reply:
         """See `WorkerGroup.receive`."""
         from ray.exceptions import RayError, RayTaskError
 
@@ -178,20 +149,15 @@ class RayWorkerGroup:
         self._actors[worker] = self._actor()
         self._born[worker] += 1
 
-    def close(self, key: int) -> None:
-        """See `WorkerGroup.close`."""
-        self._open.discard(key)
+    def release(self, worker: int, key: int) -> None:
+        """See `WorkerGroup.release`."""
         self._parts.pop(key, None)
-        if self._open:
-            for actor in self._actors:
-                actor.close.remote(key)
-            return
+        self._actors[worker].close.remote(key)
+
+    def end(self) -> None:
+        """See `WorkerGroup.end`. Ray ends, too, if this group started it."""
+        self._parts.clear()
         for actor in self._actors:
             self._ray.kill(actor)
-        self._end()
-
-    def _end(self) -> None:
-        """Forget the workers, and stop Ray if this group started it."""
-        _groups.pop(self.config.group_key(), None)
         if self._owns:
             self._ray.shutdown()

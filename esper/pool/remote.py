@@ -6,9 +6,11 @@ by replaying the log of the episode's calls, which determine its state.
 
 # N hosts, S slots, V variants
 
+import itertools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +22,10 @@ from esper.measure.costs import Meter, Price
 from esper.measure.counterfactuals import Measurement
 from esper.notices import UserNotice
 from esper.pool.base import Epoch, HostPool, PoolParts, joined
-from esper.pool.cluster import ClusterError
+from esper.pool.cluster import ClusterConfig, ClusterError
 from esper.pool.host_sampler import HostSampler
 from esper.pool.worker import Call, Message, Reply, named
+from esper.ranges import check_ranges
 from esper.task.instances import DataView
 
 READING = ("latency", "grown", "machines")
@@ -34,43 +37,111 @@ class WorkerLost(Exception):
     """A worker, or the machine that it was on, is gone."""
 
 
-class WorkerGroup(Protocol):
-    """The workers of this process, which all of its pools share."""
+class WorkerGroup:
+    """Base of the workers of this process, which all pools with the same config share."""
 
-    size: int
+    def __init__(self, config: "WorkersConfig") -> None:
+        self.config, self.size = config, config.workers
+        self._keys, self._open, self._born = itertools.count(), set[int](), [0] * config.workers
+
+    def join(self) -> int:
+        """Return the key of a new pool."""
+        self._open.add(key := next(self._keys))
+        return key
 
     def encode(self, call: Call) -> Message:
         """Return a call as a message, which later changes of its arguments do not affect."""
-        ...
+        raise NotImplementedError
 
     def born(self, worker: int) -> int:
         """Return how many times this worker has been replaced."""
-        ...
+        return self._born[worker]
 
     def open(self, worker: int, key: int, parts: PoolParts, num_hosts: int) -> None:
         """Send `Worker.open` to a worker. A worker carries out messages in the order sent."""
-        ...
+        raise NotImplementedError
 
     def send(self, worker: int, key: int, messages: Sequence[Message]) -> object:
         """Send `Worker.run` to a worker, and return a ticket for its reply."""
-        ...
+        raise NotImplementedError
 
-    def receive(self, ticket: object) -> Reply:
+    def receive(self, ticket: Any) -> Reply:
         """Wait for a reply.
 
         Raises:
             WorkerLost: there will be none.
             Exception: what a call has raised.
         """
-        ...
+        raise NotImplementedError
 
     def replace(self, worker: int) -> None:
         """Start another worker in the place of this one."""
-        ...
+        raise NotImplementedError
 
     def close(self, key: int) -> None:
         """Release the hosts of a pool in every worker; after the last pool, end all workers."""
-        ...
+        self._open.discard(key)
+        if self._open:
+            for worker in range(self.size):
+                self.release(worker, key)
+        else:
+            _groups.pop(self.config.group_key(), None)
+            self.end()
+
+    def release(self, worker: int, key: int) -> None:
+        """Send `Worker.close` to a worker, which may be lost."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """End all workers."""
+        raise NotImplementedError
+
+
+_groups: dict[tuple[object, ...], WorkerGroup] = {}
+"""The workers of this process, by `group_key`."""
+
+
+@dataclass(kw_only=True, slots=True)
+class WorkersConfig(ClusterConfig):
+    """Base of configs that distribute hosts over workers."""
+
+    is_remote: ClassVar[bool] = True
+
+    workers: int = 2
+    """Number of workers, at least 1; each has about as many hosts. Higher: faster with as many cores or GPUs."""
+    cpus: int = 1
+    """Cores of each worker, at least 1."""
+    replacements: int = 3
+    """Maximum number of lost workers replaced within one episode, at least 0; the next loss ends the command."""
+
+    def __post_init__(self) -> None:
+        check_ranges("cluster", self, {"[1, inf]": ["workers", "cpus"], "[0, inf]": ["replacements"]})
+
+    @property
+    def num_workers(self) -> int:
+        return self.workers
+
+    @property
+    def processes(self) -> int:
+        return self.workers
+
+    def build(self, parts: PoolParts, meter: Meter | None = None) -> HostPool:
+        self.ready()
+        group = _groups.get(self.group_key()) or self.start_workers()
+        _groups[self.group_key()] = group
+        return RemotePool(parts, meter, group, key=group.join(), replacements=self.replacements)
+
+    def start_workers(self) -> WorkerGroup:
+        """Start the workers.
+
+        Raises:
+            ClusterError: they do not start.
+        """
+        raise NotImplementedError
+
+    def group_key(self) -> tuple[object, ...]:
+        """Return the settings that must be equal for two pools to share workers."""
+        return type(self), self.workers, self.cpus
 
 
 class RemotePool(HostPool):

@@ -18,7 +18,7 @@ if find_spec("ray") is None:  # it takes seconds to import
 SCRIPT = """
     import json, os, signal, threading, warnings
     import numpy as np
-    from esper.pool import ray_cluster
+    from esper.pool import remote
     from esper.env.actions import Head, Op
     from esper.pool.cluster import ClusterError
     from esper.pool.ray_cluster import RayClusterConfig
@@ -95,7 +95,7 @@ SCRIPT = """
         env.close()
     for key in list(group._open):
         group.close(key)
-    said["groups left"] = len(ray_cluster._groups)
+    said["groups left"] = len(remote._groups)
     said["running"] = group._ray.is_initialized()
     said["no cluster"] = refused(RayClusterConfig(address="127.0.0.1:1"))
     print(json.dumps(said))

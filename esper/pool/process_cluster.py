@@ -1,0 +1,192 @@
+"""Workers as processes of this machine, which receive their calls through sockets."""
+
+import itertools
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, NoReturn
+
+import cloudpickle
+
+from esper.notices import UserNotice, listen, notice
+from esper.pool.base import PoolParts
+from esper.pool.devices import current_turn, take_turn
+from esper.pool.remote import WorkerGroup, WorkerLost, WorkersConfig
+from esper.pool.worker import Call, Message, Reply, Worker
+
+GRACE = 5.0
+"""Time in which a worker must end when its socket closes [s]."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ProcessesConfig(WorkersConfig):
+    """Hosts are distributed over worker processes on this machine, which train them on their own `devices`.
+
+    On a CPU, the shards of one process take turns where they run Python; those of several processes do not. A worker that is lost
+    is replaced, and its hosts repeat the episode.
+    """
+
+    def start_workers(self) -> WorkerGroup:
+        return ProcessGroup(self)
+
+
+class Ticket(NamedTuple):
+    """A request whose answer is awaited."""
+
+    worker: int
+    process: "_Process"
+    number: int
+
+
+class ProcessGroup(WorkerGroup):
+    """Processes, one per worker."""
+
+    def __init__(self, config: ProcessesConfig) -> None:
+        WorkerGroup.__init__(self, config)
+        self._numbers = itertools.count()
+        self._processes = [_Process(config.cpus) for _ in range(config.workers)]
+
+    def encode(self, call: Call) -> Message:
+        """See `WorkerGroup.encode`."""
+        return Message(call.method, cloudpickle.dumps(tuple(call)))
+
+    def open(self, worker: int, key: int, parts: PoolParts, num_hosts: int) -> None:
+        """See `WorkerGroup.open`."""
+        self.receive(self._ask(worker, "open", key, parts, num_hosts))
+
+    def send(self, worker: int, key: int, messages: Sequence[Message]) -> object:
+        """See `WorkerGroup.send`."""
+        return self._ask(worker, "run", key, messages)
+
+    def _ask(self, worker: int, method: str, *args: Any) -> Ticket:
+        """Send a worker a call of a method of `Worker`."""
+        process, number = self._processes[worker], next(self._numbers)
+        process.send(cloudpickle.dumps((number, method, args)))
+        return Ticket(worker, process, number)
+
+    def receive(self, ticket: Ticket) -> Reply:
+        """See `WorkerGroup.receive`. Notices and warnings of the worker are passed on."""
+        while True:
+            number, kind, content = ticket.process.receive()
+            if kind == "notice":
+                notice(*content)
+            elif kind == "warning":
+                warnings.warn(content, UserNotice, stacklevel=2)
+            elif number == ticket.number and kind == "error":
+                raise content
+            elif number == ticket.number:
+                return content  # others answer requests that were interrupted
+
+    def replace(self, worker: int) -> None:
+        """See `WorkerGroup.replace`."""
+        self._processes[worker].end()
+        self._processes[worker] = _Process(self.config.cpus)
+        self._born[worker] += 1
+
+    def release(self, worker: int, key: int) -> None:
+        """See `WorkerGroup.release`."""
+        with suppress(WorkerLost):
+            self._ask(worker, "close", key)
+
+    def end(self) -> None:
+        """See `WorkerGroup.end`."""
+        for process in self._processes:
+            process.end()
+
+
+class _Process:
+    """A worker process and the socket to it."""
+
+    def __init__(self, cores: int) -> None:
+        here, there = socket.socketpair()
+        with there:
+            code = f"from esper.pool.process_cluster import serve; serve({there.fileno()}, {cores}, {current_turn()})"
+            self._popen = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[there.fileno()],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C ends this process, which ends the workers
+            )
+        self._pipe = Connection(here.detach())
+
+    def send(self, message: bytes) -> None:
+        try:
+            self._pipe.send_bytes(message)
+        except OSError as error:
+            self._lost(error)
+
+    def receive(self) -> tuple[int, str, Any]:
+        try:
+            return pickle.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError) as error:
+            self._lost(error)
+
+    def _lost(self, error: Exception) -> NoReturn:
+        self._wait()
+        code = self._popen.returncode
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        raise WorkerLost(f"its process ended with {how}") from error
+
+    def end(self) -> None:
+        """End the process, which may have ended."""
+        self._pipe.close()
+        self._wait()
+
+    def _wait(self) -> None:
+        try:
+            self._popen.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+
+
+def serve(handle: int, cores: int, turn: int = 0) -> None:
+    """Carry out the calls that arrive at a socket, until it closes.
+
+    Args:
+        handle: file descriptor of the socket.
+        cores: cores of this worker.
+        turn: see `take_turn`.
+    """
+    take_turn(turn)
+    worker, pipe, lock, number = Worker(cores), Connection(handle), threading.Lock(), -1
+
+    def answer(kind: str, content: Any) -> None:
+        message = cloudpickle.dumps((number, kind, content))
+        with lock:
+            pipe.send_bytes(message)
+
+    def warned(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        if issubclass(category, UserNotice):
+            answer("warning", str(message))
+
+    warnings.showwarning = warned
+    listen(lambda step, progress: answer("notice", (step, progress)))
+    with suppress(EOFError, OSError):  # the socket is closed
+        while True:
+            number, method, args = pickle.loads(pipe.recv_bytes())
+            try:
+                result = getattr(worker, method)(*args)
+            except Exception as error:
+                answer("error", _portable(error))
+            else:
+                answer("result", result)
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that can be sent to another process."""
+    try:
+        pickle.loads(cloudpickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

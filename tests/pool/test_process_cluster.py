@@ -1,0 +1,199 @@
+"""Workers as processes of this machine: the same numbers whatever happens to them, and none left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from esper.env.actions import Op
+from esper.notices import UserNotice, heard_by
+from esper.pool import remote
+from esper.pool.base import PoolParts
+from esper.pool.cluster import ClusterError
+from esper.pool.process_cluster import ProcessesConfig
+from esper.pool.worker import Worker
+
+STEPS = 4
+
+
+@contextmanager
+def built(make_env, **keys):
+    """An environment of 4 hosts on two workers, which are gone afterwards."""
+    env = make_env(4, STEPS, cluster=ProcessesConfig(workers=2, **keys), test_at_end=True)
+    processes = list(env.pool._group._processes)
+    try:
+        yield env
+    finally:
+        env.close()
+        assert not remote._groups
+        assert all(process._popen.returncode is not None for process in processes)
+
+
+def kill(env, worker):
+    os.kill(env.pool._group._processes[worker]._popen.pid, signal.SIGKILL)
+
+
+def play(env, plan_actions, killings=()):
+    """Return what two episodes show, in which workers are killed before a step, or half a step later."""
+    seen = []
+    env.reset(seed=1)
+    for step in range(2 * STEPS):
+        if step in killings:
+            kill(env, killings[step])
+        if step + 0.5 in killings:  # while it trains
+            threading.Timer(0.02, kill, (env, killings[step + 0.5])).start()
+        op = Op.GERMINATE if step % STEPS == 1 else Op.WAIT
+        observation, reward, *_, info = env.step(plan_actions(*[(op, 1, 0)] * 4))
+        shown = {**observation, "reward": reward, "training_flops": info["training_flops"]}
+        seen.append({name: part.tobytes() for name, part in shown.items()})
+    return seen
+
+
+def test_killed_workers_change_no_number(make_env, plan_actions):
+    """One within an episode, and one that trains; test_remote.py has the other moments."""
+    with built(make_env) as env:
+        calm, born = play(env, plan_actions), list(env.pool._group._born)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert play(env, plan_actions, {2: 1, 5.5: 0}) == calm
+        assert born == [0, 0]
+        assert env.pool._group._born == [1, 1]
+    lost = [str(one.message) for one in told if one.category is UserNotice]
+    assert [text.partition(":")[0] for text in lost] == [
+        f"worker {worker} of 2 was lost (its process ended with signal SIGKILL)" for worker in (1, 0)
+    ]
+    assert "hosts 2 to 3 repeat 3 epochs of this episode; no other host is affected" in lost[0]
+
+
+def test_workers_show_what_one_process_shows(make_env, plan_actions):
+    with built(make_env) as env:
+        remote_seen = play(env, plan_actions)
+        assert env.machines()["cpu"].startswith("2 x ")
+    seen = play(make_env(4, STEPS, test_at_end=True, members_per_shard=2), plan_actions)
+    for step in (*remote_seen, *seen):
+        del step["slots"]  # the growth potential of all hosts of a device is measured at once: float rounding
+    assert remote_seen == seen
+
+
+def test_environments_share_workers(make_env, plan_actions):
+    with built(make_env) as first:
+        second = make_env(4, STEPS, cluster=ProcessesConfig(workers=2), test_at_end=True)
+        assert second.pool._group is first.pool._group
+        seen = play(first, plan_actions)
+        second.close()
+        assert play(first, plan_actions) == seen
+
+
+def test_errors_are_told_as_in_one_process(make_env, plan_actions):
+    with built(make_env, replacements=0) as env:
+        env.reset(seed=1)
+        env.pool.plant(3, 9, 0, (0, "x"))
+        with pytest.raises(IndexError):
+            env.pool.validate(env.state.alpha[None])
+        kill(env, 1)
+        with pytest.raises(ClusterError, match=r"worker 1 of 2 was lost .* what was saved before is intact$"):
+            env.step(plan_actions(*[(Op.WAIT, 0, 0)] * 4))
+
+
+class Talkative(Worker):
+    """A worker that announces, warns, and raises an error that cannot be pickled."""
+
+    def open(self, key, parts, num_hosts):
+        from esper.notices import notice
+
+        notice("opening", f"{num_hosts} hosts")
+        warnings.warn("it is late", UserNotice, stacklevel=1)
+        warnings.warn("for developers", DeprecationWarning, stacklevel=1)
+
+    def run(self, key, messages):
+        class Local(ValueError):
+            def __init__(self, lock):
+                super().__init__("a lock")
+                self.lock = lock
+
+        raise Local(threading.Lock())
+
+
+def test_notices_warnings_and_errors_of_workers_are_passed_on(monkeypatch):
+    serving = (
+        "from tests.pool.test_process_cluster import Talkative; from esper.pool import process_cluster as p; p.Worker=Talkative"
+    )
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **keys: popen([*command[:2], f"{serving}; {command[2]}"], **keys))
+    group, heard = ProcessesConfig(workers=1).start_workers(), []
+    parts = PoolParts(task=None, blueprints=(), devices={}, num_hosts=2, optimiser=None)
+    with heard_by(lambda *text: heard.append(text)), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        group.open(0, 0, parts, 2)
+    assert heard == [("opening", "2 hosts")]
+    assert [str(one.message) for one in told] == ["it is late"]
+    with pytest.raises(RuntimeError, match="Local: a lock"):
+        group.receive(group.send(0, 0, []))
+    group.end()
+
+
+def test_the_answer_to_an_interrupted_request_is_dropped(make_env, plan_actions):
+    with built(make_env) as env:
+        calm = play(env, plan_actions)
+        env.reset(seed=1)
+        env.pool._group.send(0, env.pool._key, [])  # nobody waits for it
+        assert play(env, plan_actions) == calm
+
+
+def test_workers_end_with_the_process_that_started_them():
+    """Even if it is killed; and Ctrl-C, which a terminal sends to a process group, reaches only the first process."""
+    script = """
+        import os, time
+        from esper.pool.process_cluster import ProcessesConfig
+        group = ProcessesConfig(workers=2).start_workers()
+        pids = [process._popen.pid for process in group._processes]
+        assert all(os.getpgid(pid) != os.getpgid(0) for pid in pids)
+        print(*pids, flush=True)
+        time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+        pids = [int(pid) for pid in first.stdout.readline().split()]
+        assert len(pids) == 2
+        first.kill()
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}/cmdline").exists() and is_worker(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_worker(pid):
+    try:
+        return b"process_cluster" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_workers_find_the_modules_of_the_first_process(tmp_path, monkeypatch):
+    """Such as plugins, whose classes its messages contain."""
+    (tmp_path / "found_beside.py").write_text("VALUE = 41\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import found_beside  # pyright: ignore[reportMissingImports]
+
+    group = ProcessesConfig(workers=1).start_workers()
+    ticket = group._ask(0, "close", Unpickled(found_beside.__name__))
+    assert group.receive(ticket) is None
+    group.end()
+
+
+class Unpickled:
+    """Imports a module when it is unpickled."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def __reduce__(self):
+        return __import__, (self.module,)
