@@ -70,7 +70,7 @@ class ProcessGroup(WorkerGroup):
     def _ask(self, worker: int, method: str, *args: Any) -> Ticket:
         """Send a worker a call of a method of `Worker`."""
         process, number = self._processes[worker], next(self._numbers)
-        process.send(cloudpickle.dumps((number, method, args)))
+        process.send(pickle.dumps((number, method, cloudpickle.dumps(args))))
         return Ticket(worker, process, number)
 
     def receive(self, ticket: Ticket) -> Reply:
@@ -124,12 +124,20 @@ class _Process:
             self._pipe.send_bytes(message)
         except OSError as error:
             self._lost(error)
+        except BaseException:  # an interrupt may have left half of a message
+            self._popen.kill()
+            raise
 
     def receive(self) -> tuple[int, str, Any]:
+        self._pipe.poll(None)  # an interrupt while it waits loses nothing
         try:
-            return pickle.loads(self._pipe.recv_bytes())
+            message = self._pipe.recv_bytes()
         except (EOFError, OSError) as error:
             self._lost(error)
+        except BaseException:
+            self._popen.kill()
+            raise
+        return pickle.loads(message)
 
     def _lost(self, error: Exception) -> NoReturn:
         self._wait()
@@ -176,11 +184,9 @@ def serve(handle: int, cores: int, turn: int = 0) -> None:
         while True:
             number, method, args = pickle.loads(pipe.recv_bytes())
             try:
-                result = getattr(worker, method)(*args)
+                answer("result", getattr(worker, method)(*pickle.loads(args)))
             except Exception as error:
                 answer("error", _portable(error))
-            else:
-                answer("result", result)
 
 
 def _portable(error: Exception) -> Exception:

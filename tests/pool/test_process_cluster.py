@@ -184,9 +184,30 @@ def test_workers_find_the_modules_of_the_first_process(tmp_path, monkeypatch):
     import found_beside  # pyright: ignore[reportMissingImports]
 
     group = ProcessesConfig(workers=1).start_workers()
-    ticket = group._ask(0, "close", Unpickled(found_beside.__name__))
-    assert group.receive(ticket) is None
+    assert group.receive(group._ask(0, "close", Unpickled(found_beside.__name__))) is None
+    with pytest.raises(ModuleNotFoundError, match="No module named 'not_there'"):
+        group.receive(group._ask(0, "close", Unpickled("not_there")))
+    assert group.receive(group._ask(0, "close", 0)) is None, "the worker goes on"
     group.end()
+
+
+@pytest.mark.parametrize("method", ["send_bytes", "recv_bytes"])
+def test_a_worker_is_replaced_if_an_interrupt_cut_a_message(make_env, plan_actions, monkeypatch, method):
+    with built(make_env) as env:
+        calm = play(env, plan_actions)
+        env.reset(seed=1)
+        pipe = env.pool._group._processes[1]._pipe
+        original = getattr(type(pipe), method)
+
+        def cut(*_):
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(type(pipe), method, lambda self, *given: cut() if self is pipe else original(self, *given))
+        with pytest.raises(KeyboardInterrupt):
+            env.step(plan_actions(*[(Op.WAIT, 0, 0)] * 4))
+        with pytest.warns(UserNotice, match="worker 1 of 2 was lost"):
+            assert play(env, plan_actions) == calm
 
 
 class Unpickled:
