@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ import cloudpickle
 
 from esper.notices import UserNotice, listen, notice
 from esper.pool.base import PoolParts
+from esper.pool.cluster import ClusterError
 from esper.pool.devices import current_turn, take_turn
 from esper.pool.remote import WorkerGroup, WorkerLost, WorkersConfig
 from esper.pool.worker import Call, Message, Reply, Worker
@@ -39,6 +41,13 @@ class ProcessesConfig(WorkersConfig):
         return ProcessGroup(self)
 
 
+class WorkerTraceback(Exception):
+    """Where a worker raised an error: the cause of that error in this process."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
 class Ticket(NamedTuple):
     """A request whose answer is awaited."""
 
@@ -53,7 +62,10 @@ class ProcessGroup(WorkerGroup):
     def __init__(self, config: ProcessesConfig) -> None:
         WorkerGroup.__init__(self, config)
         self._numbers = itertools.count()
-        self._processes = [_Process(config.cpus) for _ in range(config.workers)]
+        try:
+            self._processes = [_Process(config.cpus) for _ in range(config.workers)]
+        except OSError as error:
+            raise ClusterError(f"cluster.workers={config.workers} cannot start on this machine ({error}): lower it") from error
 
     def encode(self, call: Call) -> Message:
         """See `WorkerGroup.encode`."""
@@ -82,7 +94,8 @@ class ProcessGroup(WorkerGroup):
             elif kind == "warning":
                 warnings.warn(content, UserNotice, stacklevel=2)
             elif number == ticket.number and kind == "error":
-                raise content
+                error, text = content
+                raise error from WorkerTraceback(text)
             elif number == ticket.number:
                 return content  # others answer requests that were interrupted
 
@@ -100,6 +113,8 @@ class ProcessGroup(WorkerGroup):
     def end(self) -> None:
         """See `WorkerGroup.end`."""
         for process in self._processes:
+            process.hang_up()
+        for process in self._processes:
             process.end()
 
 
@@ -111,9 +126,9 @@ class _Process:
         with there:
             code = f"from esper.pool.process_cluster import serve; serve({there.fileno()}, {cores}, {current_turn()})"
             self._popen = subprocess.Popen(
-                [sys.executable, "-c", code],
+                [sys.executable, "-P", "-c", code],
                 pass_fds=[there.fileno()],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path if _is_text(path))},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C ends this process, which ends the workers
             )
@@ -142,12 +157,17 @@ class _Process:
     def _lost(self, error: Exception) -> NoReturn:
         self._wait()
         code = self._popen.returncode
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        names = {one.value: one.name for one in signal.Signals}
+        how = f"signal {names.get(-code, -code)}" if code < 0 else f"exit code {code}"
         raise WorkerLost(f"its process ended with {how}") from error
+
+    def hang_up(self) -> None:
+        """Close the socket, upon which the process ends."""
+        self._pipe.close()
 
     def end(self) -> None:
         """End the process, which may have ended."""
-        self._pipe.close()
+        self.hang_up()
         self._wait()
 
     def _wait(self) -> None:
@@ -156,6 +176,10 @@ class _Process:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
+
+
+def _is_text(path: object) -> bool:
+    return isinstance(path, str)  # Python ignores other entries of sys.path
 
 
 def serve(handle: int, cores: int, turn: int = 0) -> None:
@@ -186,7 +210,7 @@ def serve(handle: int, cores: int, turn: int = 0) -> None:
             try:
                 answer("result", getattr(worker, method)(*pickle.loads(args)))
             except Exception as error:
-                answer("error", _portable(error))
+                answer("error", (_portable(error), "".join(traceback.format_exception(error))))
 
 
 def _portable(error: Exception) -> Exception:

@@ -7,6 +7,7 @@ by replaying the log of the episode's calls, which determine its state.
 # N hosts, S slots, V variants
 
 import itertools
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -99,6 +100,8 @@ class WorkerGroup:
 
 _groups: dict[tuple[object, ...], WorkerGroup] = {}
 """The workers of this process, by `group_key`."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_groups.clear)  # the workers belong to the first process
 
 
 @dataclass(kw_only=True, slots=True)

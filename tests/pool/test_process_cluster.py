@@ -127,7 +127,7 @@ def test_notices_warnings_and_errors_of_workers_are_passed_on(monkeypatch):
         "from tests.pool.test_process_cluster import Talkative; from esper.pool import process_cluster as p; p.Worker=Talkative"
     )
     popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **keys: popen([*command[:2], f"{serving}; {command[2]}"], **keys))
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **keys: popen([*command[:-1], f"{serving}; {command[-1]}"], **keys))
     group, heard = ProcessesConfig(workers=1).start_workers(), []
     parts = PoolParts(task=None, blueprints=(), devices={}, num_hosts=2, optimiser=None)
     with heard_by(lambda *text: heard.append(text)), warnings.catch_warnings(record=True) as told:
@@ -135,9 +135,43 @@ def test_notices_warnings_and_errors_of_workers_are_passed_on(monkeypatch):
         group.open(0, 0, parts, 2)
     assert heard == [("opening", "2 hosts")]
     assert [str(one.message) for one in told] == ["it is late"]
-    with pytest.raises(RuntimeError, match="Local: a lock"):
+    with pytest.raises(RuntimeError, match="Local: a lock") as caught:
         group.receive(group.send(0, 0, []))
+    assert "raise Local(threading.Lock())" in str(caught.value.__cause__), "the traceback in the worker"
     group.end()
+
+
+def test_workers_that_cannot_start_are_one_sentence(monkeypatch):
+    def refused(*_, **__):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    with pytest.raises(ClusterError, match=r"cluster\.workers=2 cannot start .*Resource temporarily unavailable\): lower it$"):
+        ProcessesConfig(workers=2).start_workers()
+
+
+def test_modules_in_the_current_folder_shadow_no_others(tmp_path, monkeypatch):
+    """As long as the folder is not on the path of the first process; its path may hold other objects than texts."""
+    (tmp_path / "random.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*(path for path in sys.path if path), tmp_path])
+    group = ProcessesConfig(workers=1).start_workers()
+    assert group.receive(group._ask(0, "close", 0)) is None
+    group.end()
+
+
+def test_a_forked_process_has_workers_of_its_own(make_env):
+    with built(make_env):
+        assert remote._groups
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(write, str(len(remote._groups)).encode())
+            os._exit(0)
+        assert os.read(read, 1) == b"0"
+        os.close(read)
+        os.close(write)
+        os.waitpid(child, 0)
 
 
 def test_the_answer_to_an_interrupted_request_is_dropped(make_env, plan_actions):
