@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -114,8 +115,9 @@ class ProcessGroup(WorkerGroup):
         """See `WorkerGroup.end`."""
         for process in self._processes:
             process.hang_up()
+        deadline = time.monotonic() + GRACE
         for process in self._processes:
-            process.end()
+            process.end(max(0.0, deadline - time.monotonic()))
 
 
 class _Process:
@@ -165,14 +167,14 @@ class _Process:
         """Close the socket, upon which the process ends."""
         self._pipe.close()
 
-    def end(self) -> None:
-        """End the process, which may have ended."""
+    def end(self, grace: float = GRACE) -> None:
+        """End the process, which may have ended; kill it after this time [s]."""
         self.hang_up()
-        self._wait()
+        self._wait(grace)
 
-    def _wait(self) -> None:
+    def _wait(self, grace: float = GRACE) -> None:
         try:
-            self._popen.wait(GRACE)
+            self._popen.wait(grace)
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()

@@ -141,6 +141,19 @@ def test_notices_warnings_and_errors_of_workers_are_passed_on(monkeypatch):
     group.end()
 
 
+def test_workers_that_hang_end_together(monkeypatch):
+    monkeypatch.setattr("esper.pool.process_cluster.GRACE", 0.5)
+    group = ProcessesConfig(workers=4).start_workers()
+    for process in group._processes:
+        os.kill(process._popen.pid, signal.SIGSTOP)
+    waited = list[float]()
+    for process in group._processes:
+        monkeypatch.setattr(process, "_wait", lambda grace, own=process._wait: (waited.append(grace), own(grace)))
+    group.end()
+    assert sum(waited) <= 0.5 + 1e-6, "one grace for all"
+    assert all(process._popen.returncode == -signal.SIGKILL for process in group._processes)
+
+
 def test_workers_that_cannot_start_are_one_sentence(monkeypatch):
     def refused(*_, **__):
         raise BlockingIOError(11, "Resource temporarily unavailable")
