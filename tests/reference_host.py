@@ -242,7 +242,7 @@ class Grown:
         precision: Precision = Precision.fp32,
         samples_last: bool = True,
     ) -> None:
-        self.samples_last = samples_last and layout is Layout.IMAGES and precision is Precision.fp32
+        self.samples_last = samples_last and layout is not Layout.SEQUENCES and precision is Precision.fp32
         optimiser = optimiser or SGDConfig(weight_decay=5e-3, seeds=SeedSettingsConfig(max_norm=0.3))
         generator = torch.Generator().manual_seed(members)
         torch.manual_seed(members)

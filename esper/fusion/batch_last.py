@@ -1,8 +1,10 @@
-"""Batch-last memory: images whose samples lie next to each other, for small networks on a CPU.
+"""Batch-last memory: images and vectors whose samples lie next to each other, for small networks on a CPU.
 
-A tensor `[B, C, H, W]` in this layout has the strides of a contiguous `[C, H, W, B]`. Its layers are for small networks: where a
-group has few channels, PyTorch's own kernels, which vectorise over channels, take several times as long. Layers recognise the
-layout by its strides, and return it; all other operations of PyTorch work on it as on any other.
+Images `[B, C, H, W]` in this layout have the strides of a contiguous `[C, H, W, B]`, and vectors `[B, C]` those of `[C, B]`. Its
+layers for images are for small networks: where a group has few channels, PyTorch's own kernels, which vectorise over channels,
+take several times as long. The features of M networks lie one after another, so that a linear layer of all is a batch of matrix
+products, without copies. Layers recognise the layout by its strides, and return it; all other operations of PyTorch work on it as
+on any other.
 """
 
 # G groups, I inputs and O outputs of a group, C channels, H rows, W columns, B batch, K size of a kernel
@@ -15,23 +17,33 @@ LAYERS = (
     nn.Sequential,
     nn.ModuleList,
     nn.Identity,
+    nn.Flatten,
     nn.Conv2d,
     nn.BatchNorm2d,
     nn.GroupNorm,
     nn.Linear,
     nn.MaxPool2d,
     nn.ReLU,
+    nn.GELU,
     nn.SiLU,
     nn.Sigmoid,
+    nn.Tanh,
 )
-"""Layers of PyTorch that compute images whatever their strides."""
+"""Layers of PyTorch that compute images and vectors whatever their strides."""
+IMAGE_LAYERS = (nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d)
+"""Layers for images, which take kernels of Esper's own in this layout."""
+UNITS = 16
+"""Maximum number of units of a linear layer in a host that counts as narrow, if it computes vectors alone. With more, matrix
+products take most of the time, which several threads share well."""
 NARROW = 8
 """Maximum number of input channels of a convolution in a network that is computed in this layout. With more, PyTorch's kernels
 are faster."""
 
 
 def is_batch_last(x: Tensor) -> bool:
-    """Return whether images are on a CPU, in single or double precision, and in this layout."""
+    """Return whether vectors are in this layout, or images that are on a CPU and in single or double precision."""
+    if x.dim() == 2:
+        return x.shape[0] > 1 and x.stride() == (1, x.shape[0])
     if x.dim() != 4 or x.stride(0) != 1 or x.shape[0] == 1 or x.device.type != "cpu" or x.dtype not in DTYPES:
         return False
     batch, _, height, width = x.shape
@@ -39,12 +51,12 @@ def is_batch_last(x: Tensor) -> bool:
 
 
 def batch_last(x: Tensor) -> Tensor:
-    """Return images in this layout; a copy if they are in another."""
-    return x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+    """Return images or vectors in this layout; a copy if they are in another."""
+    return x.movedim(0, -1).contiguous().movedim(-1, 0)
 
 
 def any_strides(module: nn.Module) -> bool:
-    """Return whether all layers compute images whatever their strides; code from outside may need a certain layout.
+    """Return whether all layers compute images and vectors whatever their strides; code from outside may need a certain layout.
 
     A class says so by a class attribute `any_strides = True`, which its subclasses do not inherit.
     """
@@ -59,6 +71,13 @@ def suits(host: nn.Module) -> bool:
         and all(any_strides(part) for part in host.children())
         and all(can_convolve(conv) and conv.in_channels // conv.groups <= NARROW for conv in convs)
     )
+
+
+def flattens(host: nn.Module) -> bool:
+    """Return whether a host computes vectors alone, whatever their strides, for which PyTorch's kernels suit this layout."""
+    dense = any(isinstance(layer, nn.Linear) for layer in host.modules())
+    plain = not any(isinstance(layer, IMAGE_LAYERS) for layer in host.modules())
+    return dense and plain and all(any_strides(part) for part in host.children())
 
 
 def can_convolve(conv: nn.Conv2d) -> bool:

@@ -30,6 +30,8 @@ class MaskedConv2d(nn.Conv2d):
 class MaskedLinear(nn.Linear):
     """A linear map whose weights are multiplied by a fixed 0/1 mask of its inputs `[in_features]`."""
 
+    any_strides = True
+
     mask: Tensor
 
     def __init__(self, in_features: int, out_features: int, mask: Tensor) -> None:

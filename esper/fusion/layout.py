@@ -1,7 +1,7 @@
 """The layout of members in the features of a fused network, and selections of members.
 
     images      [B, M*C, H, W]   channels-last or batch-last in memory, members side by side along the channels
-    vectors     [B, M*C]         the same without space
+    vectors     [B, M*C]         the same without space; row by row or batch-last in memory
     sequences   [M*B, T, D]      the batches of the members one after another; tokens are integers [M*B, T]
 
 Images and vectors suit grouped convolutions and per-channel statistics. Sequences keep D whole, so that attention and other
@@ -37,25 +37,26 @@ def members_first(x: Tensor) -> bool:
 
 
 def side_by_side(samples_MB: Tensor, *, samples_last: bool = False) -> Tensor:
-    """Return the samples of each member `[M, B, ...]` in their layout: images (batch-last if `samples_last`), vectors, tokens."""
+    """Return the samples of each member `[M, B, ...]` in their layout; images and vectors batch-last if `samples_last`."""
     if members_first(samples_MB[0]):
         return samples_MB.flatten(0, 1)
+    if samples_last:
+        return samples_MB.movedim(1, -1).contiguous().flatten(0, 1).movedim(-1, 0)
     if samples_MB.dim() == 3:
         return samples_MB.transpose(0, 1).flatten(1)
     _, b, _, h, w = samples_MB.shape
-    if samples_last:
-        return samples_MB.permute(0, 2, 3, 4, 1).contiguous().flatten(0, 1).permute(3, 0, 1, 2)
     if samples_MB.device.type == "cpu":  # two copies of long runs are up to four times as fast as one of short runs
         return samples_MB.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
     return samples_MB.permute(1, 3, 4, 0, 2).contiguous().view(b, h, w, -1).permute(0, 3, 1, 2)
 
 
 def repeated(samples_B: Tensor, members: int, *, samples_last: bool = False) -> Tensor:
-    """Return the same samples `[B, ...]` for each of M members, in their layout; images batch-last if `samples_last`."""
+    """Return the same samples `[B, ...]` for each of M members, as `side_by_side` does."""
     if members_first(samples_B):
         return samples_B.repeat(members, *[1] * (samples_B.dim() - 1))
     if samples_last:
-        return batch_last(samples_B).permute(1, 2, 3, 0).repeat(members, 1, 1, 1).permute(3, 0, 1, 2)
+        last = batch_last(samples_B).movedim(0, -1)
+        return last.repeat(members, *[1] * (last.dim() - 1)).movedim(-1, 0)
     many = samples_B.repeat(1, members, *[1] * (samples_B.dim() - 2))
     return many.contiguous(memory_format=torch.channels_last) if many.dim() == 4 else many
 
@@ -72,7 +73,7 @@ def take_members(x: Tensor, chosen_L: Tensor, members: int) -> Tensor:
     if members_first(x):
         return x.view(members, -1, *x.shape[1:]).index_select(0, chosen_L).flatten(0, 1)
     if is_batch_last(x):
-        return _first(x, members).index_select(0, chosen_L).flatten(0, 1).permute(3, 0, 1, 2)
+        return _first(x, members).index_select(0, chosen_L).flatten(0, 1).movedim(-1, 0)
     if x.dim() == 4:
         b, _, h, w = x.shape
         chosen = x.permute(0, 2, 3, 1).view(b, h, w, members, -1).index_select(3, chosen_L)
@@ -98,8 +99,8 @@ def add_members(x: Tensor, chosen_L: Tensor, part: Tensor, members: int) -> Tens
 
 
 def _first(x: Tensor, members: int) -> Tensor:
-    """Return images in batch-last memory as `[M, C, H, W, B]`, a view."""
-    return x.permute(1, 2, 3, 0).unflatten(0, (members, -1))
+    """Return images in batch-last memory as `[M, C, H, W, B]`, and vectors as `[M, C, B]`, a view."""
+    return x.movedim(0, -1).unflatten(0, (members, -1))
 
 
 def split_members(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
@@ -115,7 +116,7 @@ def join_members(parts: Sequence[Tensor]) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     if all(is_batch_last(part) for part in parts):
-        return torch.cat([part.permute(1, 2, 3, 0) for part in parts]).permute(3, 0, 1, 2)
+        return torch.cat([part.movedim(0, -1) for part in parts]).movedim(-1, 0)
     return torch.cat(list(parts), 0 if members_first(parts[0]) else 1)
 
 

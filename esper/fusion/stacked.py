@@ -133,7 +133,7 @@ class StackedGroupNorm(StackedLayer):
         if members_first(x):
             raise ValueError("a fused GroupNorm takes images or vectors, got sequences: use LayerNorm there")
         groups = self.members * self.num_groups
-        if is_batch_last(x):
+        if x.dim() == 4 and is_batch_last(x):
             weight, bias = self.weight.flatten(), self.bias.flatten()
             return own.group_norm(x, groups, weight, bias, self.eps, rectify=rectify)
         if self.weight.requires_grad and not x.requires_grad:
@@ -191,15 +191,19 @@ class StackedLayerNorm(StackedLayer):
 class StackedLinear(StackedLayer):
     """`Linear` and `MaskedLinear`: a batch of matrix products, weight `[M, O, I]`.
 
-    Vectors `[B, M*I]` to `[B, M*O]`, sequences `[M*B, T, I]` to `[M*B, T, O]`.
+    Vectors `[B, M*I]` to `[B, M*O]`, batch-last if the input is; sequences `[M*B, T, I]` to `[M*B, T, O]`.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 4:
             raise ValueError("a fused Linear takes vectors or sequences, got images: flatten them, or use Conv2d")
-        rows_first = members_first(x)
-        x_MRI = x.view(self.members, -1, x.shape[-1]) if rows_first else x.view(x.shape[0], self.members, -1).transpose(0, 1)
         weight = self.weight if self.mask is None else self.weight * self.mask[:, None]
+        rows_first = members_first(x)
+        if not rows_first and is_batch_last(x):
+            x_MIB = x.t().unflatten(0, (self.members, -1))
+            y_MOB = weight.bmm(x_MIB) if self.bias is None else torch.baddbmm(self.bias[:, :, None], weight, x_MIB)
+            return y_MOB.flatten(0, 1).t()
+        x_MRI = x.view(self.members, -1, x.shape[-1]) if rows_first else x.view(x.shape[0], self.members, -1).transpose(0, 1)
         weight_MIO = weight.transpose(1, 2)
         y_MRO = torch.bmm(x_MRI, weight_MIO) if self.bias is None else torch.baddbmm(self.bias[:, None], x_MRI, weight_MIO)
         return y_MRO.view(*x.shape[:-1], -1) if rows_first else y_MRO.transpose(0, 1).reshape(x.shape[0], -1)

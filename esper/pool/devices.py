@@ -19,8 +19,8 @@ class DeviceConfig:
 
     members_per_shard: int = 0
     """Hosts trained as one fused program, at least 0; 0 takes all of the device's hosts on a GPU, and on a CPU as many as fit the
-    cache, at most 32 small convolutional hosts or 16 others. Shards run in parallel threads. Results are the same for every
-    value up to float rounding."""
+    cache, at most 32 small hosts or 16 others, and at most half of the hosts if they are large. Shards run in parallel threads.
+    Results are the same for every value up to float rounding."""
 
     tune: bool = False
     """If true, time several shard sizes before training and use the fastest instead of `members_per_shard`; the run then keeps

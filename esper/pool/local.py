@@ -39,9 +39,13 @@ operation."""
 CPU_TRAINED = 2**21
 """Maximum number of output values of one layer that a shard of several hosts trains at once on a CPU: 8 MB. Higher: fewer, larger
 kernels, whose features leave the cache; see benchmarks/README.md."""
-OWN_MEMBERS = 32
-"""Maximum number of hosts per shard if Esper's own kernels compute them. Their backward passes are Python functions, of which
-only one runs at a time: one shard of 32 hosts of `digits` trains faster than two of 16 in two threads, and uses one core."""
+SMALL_MEMBERS = 32
+"""Maximum number of hosts per shard if Esper's own kernels compute them, or if they consist of few, narrow linear layers. Most of
+their time is Python's, of which one thread runs at a time: one shard of 32 hosts of `digits` trains about as fast as two of 16 in
+two threads, and uses one core."""
+CPU_SHARD = 2**18
+"""Number of output values of one layer from which half of the hosts are worth a thread of their own on a CPU, where all of them
+would fit into one shard; twice as many for Esper's own kernels. Lower: a second core for smaller hosts, at more time in total."""
 STREAMS = 32
 """Number of streams per GPU, which torch hands out in rotation. With more shards, two would share a stream, and one's
 capture would include the other's work."""
@@ -76,7 +80,8 @@ class ShardPool(HostPool):
     def deal(self, devices: Mapping[str, DeviceConfig]) -> None:
         """Deal the hosts to shards from the next `start` on; the devices stay the same."""
         sizes = self.task.sizes
-        self.places = deal(self.parts.num_hosts, devices, self.task.batch_size * sizes.widest, narrow=sizes.narrow)
+        kind = {"narrow": sizes.narrow, "vectors": sizes.vectors}
+        self.places = deal(self.parts.num_hosts, devices, self.task.batch_size * sizes.widest, **kind)
         graphs = {find_device(name): config.graphs for name, config in self.parts.devices.items()}
         shards = Counter(device for device, _ in self.places)
         self._lanes = [Lane(device, graphs=graphs[device] and shards[device] <= STREAMS) for device, _ in self.places]
@@ -295,20 +300,25 @@ def largest_shard(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> int:
     return max(min(each, config.members_per_shard or each) for config in devices.values())
 
 
-def fitting_members(values: int, config: DeviceConfig, *, narrow: bool = False) -> int:
-    """Return the number of hosts per shard on a CPU; see `deal`."""
-    members = OWN_MEMBERS if narrow and config.uses_own_kernels else CPU_MEMBERS
-    return min(members, CPU_TRAINED // max(1, values) or 1)
+def cpu_members(hosts: int, values: int, config: DeviceConfig, *, narrow: bool = False, vectors: bool = False) -> int:
+    """Return the number of hosts per shard, if a CPU has this many hosts; see `deal` for the other arguments."""
+    own = narrow and config.uses_own_kernels
+    most = min(SMALL_MEMBERS if own or vectors else CPU_MEMBERS, CPU_TRAINED // max(1, values) or 1)
+    shards = -(-hosts // most)
+    if shards == 1 and hosts // 2 * values >= CPU_SHARD * (1 + own):
+        shards = 2
+    return -(-hosts // shards)  # of equal sizes
 
 
 def deal(
-    num_hosts: int, devices: Mapping[str, DeviceConfig], values: int = 1, *, narrow: bool = False
+    num_hosts: int, devices: Mapping[str, DeviceConfig], values: int = 1, *, narrow: bool = False, vectors: bool = False
 ) -> list[tuple[torch.device, slice]]:
     """Deal hosts in order: as evenly as possible to devices, then to shards of at most `members_per_shard`.
 
     Args:
         values: output values of a host's widest layer, per batch, which limit shards on a CPU.
         narrow: if true, Esper's own kernels can compute the hosts on a CPU.
+        vectors: if true, the hosts are narrow and consist of linear layers.
 
     Raises:
         ValueError: a device is not on this machine, or there are fewer hosts than devices.
@@ -321,7 +331,6 @@ def deal(
         device = find_device(name)
         size = config.members_per_shard or stop - first
         if device.type == "cpu" and not config.members_per_shard:
-            shards = -(-(stop - first) // fitting_members(values, config, narrow=narrow))
-            size = -(-(stop - first) // shards)  # of equal sizes
+            size = cpu_members(stop - first, values, config, narrow=narrow, vectors=vectors)
         places += [(device, slice(start, min(start + size, stop))) for start in range(first, stop, size)]
     return places

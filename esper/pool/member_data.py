@@ -153,14 +153,15 @@ class MemberData:
         labels = None if self.labels_M is None else self.labels_M[self._member_M1[members], index_MB]
         y = target_values(data.train_y[index_MB] if labels is None else labels)
         if domains is None:
-            return self._pin(data.train_x[index_MB]), self._pin(y)
+            return self._pin(_rows(data.train_x, index_MB)), self._pin(y)
         domain_MB = self._domain(domains.train_rank[index_MB], members)
         right = target_values(domains.train_y[domain_MB, index_MB])
         if labels is not None:  # keep the offset between a wrong label and the right one
             y = torch.where(is_padding(right), right, (right + y - data.train_y[index_MB].long()) % data.num_classes)
         else:
             y = right
-        return self._pin(domains.train_x[domain_MB, index_MB]), self._pin(y)
+        x = _rows(domains.train_x.flatten(0, 1), domain_MB * domains.train_x.shape[1] + index_MB)
+        return self._pin(x), self._pin(y)
 
     def _pin(self, part: Tensor) -> Tensor:
         return part.pin_memory() if self._pinned else part
@@ -212,6 +213,11 @@ class MemberData:
     def num_measured(self, *, test: bool) -> int:
         """Return the number of samples in the validation or test split."""
         return len(self.data.test_y if test else self.data.valid_y)
+
+
+def _rows(samples: Tensor, index_MB: Tensor) -> Tensor:
+    """Return `samples[index_MB]`, up to twenty times as fast on a CPU."""
+    return samples.index_select(0, index_MB.flatten()).unflatten(0, index_MB.shape)
 
 
 def _on(part: Tensor | None, device: torch.device) -> Tensor | None:

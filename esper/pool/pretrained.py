@@ -36,7 +36,7 @@ from esper.task.base import POOL, Task
 from esper.task.data import TaskError
 from esper.task.instances import DataView, Split
 
-FORMAT = 2
+FORMAT = 3
 """Version of the pool files; increment it when training gives different numbers."""
 MEMBERS = 8
 """Hosts trained as one fused program."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.fusion.batch_last import suits
+from esper.fusion.batch_last import flattens, suits
 from esper.fusion.device import on_device
 from esper.fusion.precision import Precision
 from esper.growth.grown import GrownNetwork, KeptSeed
@@ -100,7 +100,7 @@ class Shard:
         self._gradients: list[SlotGradients] | None = None
         self._roles: Roles | None = None
         with self.lane.issued():
-            last = own_kernels and device.type == "cpu" and suits(hosts[0])
+            last = device.type == "cpu" and (flattens(hosts[0]) or (own_kernels and suits(hosts[0])))
             self.member_data = MemberData(data, views, task.augmentation, device, samples_last=last)
             self._valid_mean, self._test_mean = (task.objective.mean(part) for part in (data.valid_y, data.test_y))
             self.network = GrowingNetwork(

@@ -98,7 +98,9 @@ class SeedBank:
 
     def given(self, x: Tensor) -> Tensor:
         """Return features in a memory layout that the branch can compute with."""
-        return x.contiguous(memory_format=torch.channels_last) if is_batch_last(x) and not self._any_strides else x
+        if self._any_strides or not is_batch_last(x):
+            return x
+        return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.contiguous()
 
 
 def seed_module(blueprint: BlueprintConfig, slot: SlotSpec, *, gated: bool) -> nn.Module:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.fusion.batch_last import suits
+from esper.fusion.batch_last import UNITS, flattens, suits
 from esper.fusion.layout import Layout
 from esper.growth.objective import CLASSIFICATION, Objective
 from esper.hosts.base import HostConfig, segments_of
@@ -178,6 +178,8 @@ class FeatureSizes(NamedTuple):
     """Of the largest output of a layer."""
     narrow: bool
     """True if Esper's own kernels compute such a host on a CPU; see `suits`."""
+    vectors: bool
+    """True for a narrow host of linear layers; see `UNITS`."""
 
 
 class Task:
@@ -265,7 +267,9 @@ class Task:
             for segment in segments_of(host):
                 x = segment(x)
                 segments.append(x.numel() // 2)
-        return FeatureSizes(tuple(segments), max(sizes) // 2, suits(host))
+        units = (layer.out_features for layer in host.modules() if isinstance(layer, nn.Linear))
+        vectors = flattens(host) and max(units) <= UNITS
+        return FeatureSizes(tuple(segments), max(sizes) // 2, narrow=suits(host), vectors=vectors)
 
     def describe(self, root: int, split: Split, episode: int, index: int) -> str:
         """Return a short name of the instance, such as its lesion, for reports. The controller never sees it."""

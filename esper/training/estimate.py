@@ -22,7 +22,7 @@ from esper.growth.loss import LOGITS
 from esper.hosts.base import segments_of, slot_specs
 from esper.measure.costs import count_parameters
 from esper.pool.devices import find_device
-from esper.pool.local import available_cores, fitting_members
+from esper.pool.local import available_cores, cpu_members
 from esper.pool.member_data import is_resident
 from esper.pool.shard import CAPTURED_BATCHES, CPU_FEATURES, GPU_FEATURES, VALIDATION_BATCH
 from esper.task.base import Task
@@ -79,7 +79,8 @@ class HostSize(NamedTuple):
     saved: float = 0.0
     """Bytes that the backward pass of one sample needs."""
     narrow: bool = False
-    """See `FeatureSizes`."""
+    """See `FeatureSizes`, also for what follows."""
+    vectors: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,7 +207,8 @@ def _features(config: Config, size: HostSize, task: Task) -> HostSize:
     needed = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / 2
     sizes = task.sizes
     features, widest = sum(sizes.segments[:-1]), max(sizes.segments)
-    return size._replace(features=features, widest=widest, layer=sizes.widest, saved=needed, narrow=sizes.narrow)
+    found = size._replace(features=features, widest=widest, layer=sizes.widest, saved=needed)
+    return found._replace(narrow=sizes.narrow, vectors=sizes.vectors)
 
 
 def _of_hosts(config: Config, task: Task, size: HostSize, hosts: int) -> dict[torch.device, list[Part]]:
@@ -246,7 +248,8 @@ def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str
     on_cpu = device.type == "cpu"
     kept = is_resident(task.data, given.resident, None if on_cpu else capacity(device))
     copied = kept and (task.data.mapped or not on_cpu)  # data in the memory of a CPU is used in place
-    members = min(hosts, chosen or fitting_members(task.batch_size * size.layer, given, narrow=size.narrow))
+    fitting = cpu_members(hosts, task.batch_size * size.layer, given, narrow=size.narrow, vectors=size.vectors)
+    members = min(hosts, chosen or fitting)
     active = min(hosts, members * available_cores()) if on_cpu else hosts  # hosts that train at the same time
     measured = active * size.widest * max(1, VALIDATION_BATCH // positions)
     measured = min(measured, available_cores() * CPU_FEATURES if on_cpu else max(GPU_FEATURES, active * size.widest))

@@ -8,22 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from esper.cli.overrides import check
 from esper.env.actions import Op
 from esper.fusion import batch_last_layers as own
 from esper.fusion import kernels
-from esper.fusion.batch_last import any_strides, batch_last, can_convolve, is_batch_last, suits
+from esper.fusion.batch_last import any_strides, batch_last, can_convolve, flattens, is_batch_last, suits
 from esper.fusion.fuse import Fleet, fuse
 from esper.fusion.layers import ChannelScale
 from esper.fusion.layout import side_by_side
 from esper.fusion.precision import Precision
 from esper.hosts.base import SlotSpec
 from esper.hosts.cnn import CNNConfig
+from esper.hosts.mlp import MLPConfig
 from esper.notices import heard_by
 from esper.optimisers.sgd import SGDConfig
 from esper.seeds.bank import SeedBank
 from esper.seeds.blueprints.base import BlueprintConfig, born_as_zero
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.seeds.gated import Gated
+from esper.task.instances import Split
+from esper.training.environment import build_env
 
 few = settings(max_examples=30, deadline=None)
 sizes = st.tuples(*[st.integers(1, 5)] * 3, *[st.integers(1, 9)] * 2, st.integers(1, 40))
@@ -196,7 +200,11 @@ def test_which_networks_suit_batch_last_memory():
     odd = host()
     odd.segments[0].append(Own(2))
     assert not suits(odd)
-    assert not suits(nn.Sequential(nn.Linear(3, 3)))
+    assert not suits(dense := MLPConfig(width=4).build((1, 8, 8), 10, [False, True]))
+    assert flattens(dense)
+    assert not any(
+        map(flattens, (host(), host(base_channels=8), nn.Sequential(nn.Flatten()), nn.Sequential(nn.Linear(3, 3), Own(3))))
+    )
     assert [
         can_convolve(nn.Conv2d(2, 2, 3, padding=1, **keys)) for keys in ({}, {"stride": 2}, {"dilation": 2}, {"bias": False})
     ] == [
@@ -342,3 +350,21 @@ def test_an_episode_gives_the_numbers_of_pytorch(make_env, plan_actions):
     np.testing.assert_allclose(losses, torchs, rtol=2e-3)
     for one, other in zip(weights, others, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("overrides", [[], ["devices.cpu.own_kernels=false"], ["devices.cpu.precision=bf16"]], ids=str)
+def test_hosts_of_linear_layers_are_computed_in_batch_last_memory(monkeypatch, overrides):
+    """Whatever the kernels and the precision, with the numbers of the usual memory."""
+    losses = []
+    for last in (True, False):
+        monkeypatch.setattr("esper.pool.shard.flattens", lambda host, last=last: last and flattens(host))
+        env = build_env(check(["task=digits_mlp", "devices=[cpu]", "hosts=3", "agent=wait", *overrides]), split=Split.TRAINING)
+        env.reset(options={"episode": 0})
+        seen = list[bool]()
+        segment = env.pool.shards[0].network.host.module.segments[1]
+        segment.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(is_batch_last(given[0])))
+        env.step(np.zeros(env.action_space.shape, np.int64))
+        assert set(seen) == {last}
+        losses.append(env.signals.loss_N)
+        env.close()
+    np.testing.assert_allclose(*losses, rtol=0.02 if "bf16" in str(overrides) else 1e-4)

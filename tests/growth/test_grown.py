@@ -22,8 +22,8 @@ from tests.reference_host import forward, optimiser_step
 
 each_incubation = pytest.mark.parametrize("incubation", list(Incubation))
 each_layout = pytest.mark.parametrize("layout", list(Layout))
-MEMORIES = [(layout, True) for layout in Layout] + [(Layout.IMAGES, False)]
-"""Layouts, and whether images are in batch-last memory."""
+MEMORIES = [(layout, True) for layout in Layout] + [(Layout.IMAGES, False), (Layout.VECTORS, False)]
+"""Layouts, and whether images and vectors are in batch-last memory."""
 each_memory = pytest.mark.parametrize(("layout", "samples_last"), MEMORIES)
 
 

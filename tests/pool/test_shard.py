@@ -21,7 +21,7 @@ from esper.pool import local
 from esper.pool.base import PoolParts
 from esper.pool.devices import DeviceConfig, find_device
 from esper.pool.host_sampler import EpochOrder, HostSampler
-from esper.pool.local import ShardPool, deal, fitting_members, return_memory
+from esper.pool.local import ShardPool, cpu_members, deal, return_memory
 from esper.pool.shard import Shard
 from esper.seeds.blueprints.cnn import ConvLightConfig
 from esper.seeds.blueprints.plain import NormConfig
@@ -257,6 +257,15 @@ def test_a_batch_larger_than_the_data_is_cut_to_its_size(small_task, orders):
 # ---- dealing hosts to shards
 
 
+def test_few_large_hosts_become_two_shards_for_two_cores():
+    half, torchs = 2**18, DeviceConfig(own_kernels=False)
+    assert [cpu_members(hosts, half // 2, DeviceConfig()) for hosts in (1, 2, 3, 4, 5)] == [1, 2, 3, 2, 3]
+    assert [cpu_members(hosts, half, DeviceConfig()) for hosts in (1, 2, 3, 8)] == [1, 1, 2, 4]
+    assert [cpu_members(4, values, DeviceConfig(), narrow=True) for values in (half // 2, half)] == [4, 2]
+    assert cpu_members(4, half // 2, torchs, narrow=True) == 2
+    assert [len(deal(hosts, {"cpu": DeviceConfig()}, half)) for hosts in (1, 2)] == [1, 2]
+
+
 @pytest.mark.parametrize("hosts", [1, 2, 5, 7])
 @pytest.mark.parametrize("members", [0, 1, 3])
 def test_every_host_is_dealt_to_one_shard(hosts, members):
@@ -268,10 +277,11 @@ def test_every_host_is_dealt_to_one_shard(hosts, members):
 
 def test_shards_of_wide_hosts_are_smaller(small_task):
     sizes, torchs = (0, 2**16, 2**19, 2**21, 2**30), DeviceConfig(own_kernels=False)
-    assert [fitting_members(values, DeviceConfig()) for values in sizes] == [16, 16, 4, 1, 1]
-    assert [fitting_members(values, DeviceConfig(), narrow=True) for values in sizes] == [32, 32, 4, 1, 1]
+    assert [cpu_members(64, values, DeviceConfig()) for values in sizes] == [16, 16, 4, 1, 1]
+    assert [cpu_members(64, values, DeviceConfig(), narrow=True) for values in sizes] == [32, 32, 4, 1, 1]
     for config in (torchs, DeviceConfig(precision=Precision.bf16)):
-        assert [fitting_members(values, config, narrow=True) for values in sizes] == [16, 16, 4, 1, 1]
+        assert [cpu_members(64, values, config, narrow=True) for values in sizes] == [16, 16, 4, 1, 1]
+    assert [cpu_members(64, values, torchs, vectors=True) for values in sizes] == [32, 32, 4, 1, 1]
     sizes = [rows.stop - rows.start for _, rows in deal(9, {"cpu": DeviceConfig()}, 2**19)]
     assert sizes == [3, 3, 3]
     assert [rows.stop for _, rows in deal(9, {"cpu": DeviceConfig(members_per_shard=5)}, 2**19)] == [5, 9]
