@@ -193,8 +193,10 @@ def _why(error: BaseException) -> str:
 def place_in_plugin(error: BaseException) -> str:
     """Return file and line of the last call in a plugin that led to an error, as in my_parts.py, line 12; empty if none did."""
     files = {str(path) for paths in _sources().values() for path in paths}
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
-    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    calls = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    calls += getattr(error.__cause__, "places", [])  # of a worker
+    places = [f"{Path(file).name}, line {line}" for file, line in calls if file in files]
+    return places[-1] if places else ""
 
 
 def split_plugins(overrides: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -9,6 +9,11 @@ on any other.
 
 # G groups, I inputs and O outputs of a group, C channels, H rows, W columns, B batch, K size of a kernel
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -85,3 +90,24 @@ def can_convolve(conv: nn.Conv2d) -> bool:
     size = conv.kernel_size[0]
     plain = conv.padding_mode == "zeros" and conv.stride == conv.dilation == (1, 1)
     return plain and size % 2 == 1 and conv.kernel_size == (size, size) and conv.padding == (size // 2, size // 2)
+
+
+def as_array(x: Tensor) -> npt.NDArray[Any]:
+    """Return images as an array `[C, H, W, B]`, without copying those in this layout."""
+    return x.detach().permute(1, 2, 3, 0).contiguous().numpy()
+
+
+def as_vector(x: Tensor) -> npt.NDArray[Any]:
+    """Return a tensor as a flat array."""
+    return x.detach().contiguous().view(-1).numpy()
+
+
+def new_images(shape: Sequence[int], like: npt.NDArray[Any]) -> tuple[Tensor, npt.NDArray[Any]]:
+    """Return new images in this layout, and their memory as an array `[C, H, W, B]` of this shape.
+
+    The images are no view of another tensor, so that the layers that follow may change them in place.
+    """
+    channels, height, width, batch = shape
+    strides = (1, height * width * batch, width * batch, batch)
+    images = torch.empty_strided((batch, channels, height, width), strides, dtype=DTYPES[like.dtype == np.float64])
+    return images, images.permute(1, 2, 3, 0).numpy()

@@ -4,11 +4,11 @@
 
 from collections.abc import Callable, Sequence
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.fusion import batch_last_layers as own
 from esper.fusion.batch_last import is_batch_last
+from esper.fusion.chain import Link, chain
 from esper.fusion.stacked import StackedBatchNorm2d, StackedConv2d, StackedGroupNorm, StackedMaxPool2d
 
 Step = tuple[Callable[..., Tensor], slice]
@@ -18,8 +18,9 @@ Step = tuple[Callable[..., Tensor], slice]
 class StackedSequential(nn.Sequential):
     """A sequence of stacked layers and layers without parameters; names and parameters are those of the sequence.
 
-    On images in batch-last memory, pooling, convolution, norm and ReLU that follow each other are one step: the features of all
-    members exceed the caches, and a step reads and writes them once.
+    On images in batch-last memory, layers that follow each other are one step: pooling, convolution, batch norm and ReLU, since
+    the features of all members exceed the caches, and a step reads and writes them once; and a `chain` of layers without batch
+    norm.
     """
 
     def __init__(self, fused: nn.Sequential) -> None:
@@ -49,35 +50,58 @@ def steps(layers: Sequence[nn.Module]) -> list[Step]:
 def _next(layers: Sequence[nn.Module]) -> tuple[Callable[..., Tensor], int]:
     """Return the function of the next step, and its number of layers."""
     pools = isinstance(layers[0], StackedMaxPool2d) and layers[0].halves
-    conv, norm, relu = [*layers[pools:], *[None] * 3][:3]
-    rectifies = _is_relu(relu)
-    if rectifies and isinstance(conv, StackedConv2d) and conv.keeps_size:
-        if isinstance(norm, StackedBatchNorm2d) and conv.groups == 1:
-            return (_pooled_block, 4) if pools else (_block, 3)
-        if type(norm) is nn.Identity and not pools:  # where a folded batch norm was
-            return _convolution, 3
-    if isinstance(layers[0], StackedBatchNorm2d | StackedGroupNorm) and len(layers) > 1 and _is_relu(layers[1]):
+    if _is_block(layers[pools:]):
+        return (_pooled_block, 4) if pools else (_block, 3)
+    if isinstance(layers[0], StackedBatchNorm2d) and len(layers) > 1 and _is_relu(layers[1]):
         return _norm, 2
-    return _layer, 1
+    length = 0
+    while length < len(layers) and _links(layers[length]) and not _is_block(layers[length:]):
+        length += 1
+    starts = length > 1 and isinstance(layers[0], StackedConv2d | StackedGroupNorm)
+    return (_chain, length) if starts else (_layer, 1)
+
+
+def _is_block(layers: Sequence[nn.Module]) -> bool:
+    """Return whether a sequence begins with convolution, batch norm and ReLU."""
+    conv, norm, relu = [*layers, *[None] * 3][:3]
+    known = isinstance(conv, StackedConv2d) and conv.keeps_size and conv.groups == 1 and isinstance(norm, StackedBatchNorm2d)
+    return known and _is_relu(relu)
+
+
+def _links(layer: nn.Module) -> bool:
+    """Return whether a layer can be part of a chain."""
+    if isinstance(layer, StackedConv2d):
+        return layer.keeps_size and not _is_hooked(layer)
+    return (type(layer) is StackedGroupNorm and not _is_hooked(layer)) or type(layer) is nn.Identity or _is_relu(layer)
 
 
 def _is_relu(layer: nn.Module | None) -> bool:
-    hooked = layer is not None and any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_forward_pre_hooks"))
-    return type(layer) is nn.ReLU and not hooked
+    return type(layer) is nn.ReLU and not _is_hooked(layer)
+
+
+def _is_hooked(layer: nn.Module) -> bool:
+    return any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_forward_pre_hooks"))
 
 
 def _layer(x: Tensor, layer: nn.Module) -> Tensor:
     return layer(x)
 
 
-def _norm(x: Tensor, norm: StackedBatchNorm2d | StackedGroupNorm, _: nn.ReLU) -> Tensor:
+def _norm(x: Tensor, norm: StackedBatchNorm2d, _: nn.ReLU) -> Tensor:
     return norm(x, rectify=True)
 
 
-def _convolution(x: Tensor, conv: StackedConv2d, *_: nn.Module) -> Tensor:
+def _chain(x: Tensor, *layers: nn.Module) -> Tensor:
     if not is_batch_last(x):
-        return F.relu_(conv(x))
-    return own.convolution(x, *conv.filters(), conv.members * conv.groups, rectify=True)
+        for layer in layers:
+            x = layer(x)
+        return x
+    links = list[Link]()
+    for place, layer in enumerate(layers):
+        if isinstance(layer, StackedConv2d | StackedGroupNorm):
+            following = (after for after in layers[place + 1 :] if type(after) is not nn.Identity)
+            links.append(layer.link(rectify=_is_relu(next(following, None))))
+    return chain(x, links)
 
 
 def _pooled_block(x: Tensor, pool: StackedMaxPool2d, conv: StackedConv2d, norm: StackedBatchNorm2d, _: nn.ReLU) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from esper.fusion import batch_last_layers as own
 from esper.fusion.batch_last import can_convolve, is_batch_last
+from esper.fusion.chain import Convolution, GroupNorm, Link, chain
 from esper.fusion.convolution import convolution
 from esper.fusion.layers import (
     CausalAttention,
@@ -76,16 +77,22 @@ class StackedConv2d(StackedLayer):
         self.groups, self.keeps_size = first.groups, can_convolve(first)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.filters()
         if self.keeps_size and is_batch_last(x):
-            return own.convolution(x, weight, bias, self.members * self.groups)
+            return chain(x, [self.link()])
+        weight, bias = self.filters()
         how = self.stride, self.padding, self.dilation, self.members * self.groups, self.members
         return convolution(x, weight, bias, *how)
 
     def filters(self) -> tuple[Tensor, Tensor | None]:
         """Return the weights of all members `[M*O, I, k, k]`, and their bias `[M*O]`."""
-        weight = self.weight if self.mask is None else self.weight * self.mask[:, None, None]
-        return weight.flatten(0, 1), None if self.bias is None else self.bias.flatten()
+        return self._masked().flatten(0, 1), None if self.bias is None else self.bias.flatten()
+
+    def link(self, *, rectify: bool = False) -> Link:
+        """Return the layer, and a ReLU after it if `rectify`, as part of a `chain`; only if `keeps_size`."""
+        return Link(Convolution(self.members * self.groups, rectify), self._masked(), self.bias)
+
+    def _masked(self) -> Tensor:
+        return self.weight if self.mask is None else self.weight * self.mask[:, None, None]
 
 
 def _pair(value: tuple[int, ...]) -> tuple[int, int]:
@@ -128,21 +135,22 @@ class StackedGroupNorm(StackedLayer):
             raise refuse(layers[0], "no affine parameters", "use the defaults")
         self.num_groups, self.eps = layers[0].num_groups, layers[0].eps
 
-    def forward(self, x: Tensor, *, rectify: bool = False) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         assert self.bias is not None
         if members_first(x):
             raise ValueError("a fused GroupNorm takes images or vectors, got sequences: use LayerNorm there")
-        groups = self.members * self.num_groups
         if x.dim() == 4 and is_batch_last(x):
-            weight, bias = self.weight.flatten(), self.bias.flatten()
-            return own.group_norm(x, groups, weight, bias, self.eps, rectify=rectify)
+            return chain(x, [self.link()])
         if self.weight.requires_grad and not x.requires_grad:
             # On a CPU, torch 2.13 crashes in the backward of a channels-last group norm whose input needs no gradient.
             x = x.detach().requires_grad_()
         weight, bias = self.weight.flatten().to(x.dtype), self.bias.flatten().to(x.dtype)
         with as_given(x):
-            y = F.group_norm(x, groups, weight, bias, self.eps)
-            return F.relu_(y) if rectify else y
+            return F.group_norm(x, self.members * self.num_groups, weight, bias, self.eps)
+
+    def link(self, *, rectify: bool = False) -> Link:
+        """Return the layer, and a ReLU after it if `rectify`, as part of a `chain`."""
+        return Link(GroupNorm(self.members * self.num_groups, self.eps, rectify), self.weight, self.bias)
 
 
 class StackedMaxPool2d(StackedLayer):

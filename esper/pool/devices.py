@@ -35,8 +35,8 @@ class DeviceConfig:
     weights of seeds have changed and at least 4 batches of the epoch are left. Results are the same. Not used on a CPU or with
     more than 32 shards."""
     own_kernels: bool = True
-    """If true, a CPU computes convolutional hosts of few channels with Esper's own kernels, which train them up to 1.8 times as
-    fast as PyTorch's. Only in single precision. Results are the same up to float rounding."""
+    """If true, a CPU computes convolutional hosts of few channels with Esper's own kernels, which train them up to twice as fast
+    as PyTorch's. Only in single precision. Results are the same up to float rounding."""
     precision: Precision = Precision.fp32
     """Precision in which hosts and seeds are computed: `fp32`; `bf16`, faster, at 3 digits; `fp16`, for GPUs without bf16, with a
     loss scale for each host; `auto` takes bf16 or else fp16 on a GPU, and fp32 on a CPU. Weights, optimisers, losses, batch

@@ -45,6 +45,15 @@ class ProcessesConfig(WorkersConfig):
 class WorkerTraceback(Exception):
     """Where a worker raised an error: the cause of that error in this process."""
 
+    def __init__(self, text: str, places: list[tuple[str, int | None]]) -> None:
+        """
+        Args:
+            text: the traceback.
+            places: file and line of each of its calls, the last one last.
+        """
+        super().__init__(text)
+        self.places = places
+
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
@@ -95,8 +104,8 @@ class ProcessGroup(WorkerGroup):
             elif kind == "warning":
                 warnings.warn(content, UserNotice, stacklevel=2)
             elif number == ticket.number and kind == "error":
-                error, text = content
-                raise error from WorkerTraceback(text)
+                error, *where = content
+                raise error from WorkerTraceback(*where)
             elif number == ticket.number:
                 return content  # others answer requests that were interrupted
 
@@ -212,7 +221,8 @@ def serve(handle: int, cores: int, turn: int = 0) -> None:
             try:
                 answer("result", getattr(worker, method)(*pickle.loads(args)))
             except Exception as error:
-                answer("error", (_portable(error), "".join(traceback.format_exception(error))))
+                places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+                answer("error", (_portable(error), "".join(traceback.format_exception(error)), places))
 
 
 def _portable(error: Exception) -> Exception:

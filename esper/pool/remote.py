@@ -8,7 +8,9 @@ by replaying the log of the episode's calls, which determine its state.
 
 import itertools
 import os
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -43,12 +45,27 @@ class WorkerGroup:
 
     def __init__(self, config: "WorkersConfig") -> None:
         self.config, self.size = config, config.workers
+        self._process = os.getpid()
         self._keys, self._open, self._born = itertools.count(), set[int](), [0] * config.workers
+        self._abandoned: list[int] = []
+        self.lock = threading.RLock()
+        """Held while a pool sends messages and waits for the replies: pools may be used in several threads."""
 
     def join(self) -> int:
-        """Return the key of a new pool."""
+        """Return the key of a new pool, and release the hosts of pools that were abandoned."""
         self._open.add(key := next(self._keys))
+        while self._abandoned:
+            self.close(self._abandoned.pop())
         return key
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether the workers belong to the process from which this one was forked."""
+        return self._process != os.getpid()
+
+    def abandon(self, key: int) -> None:
+        """Note that a pool was collected as garbage, at any time and in any thread."""
+        self._abandoned.append(key)
 
     def encode(self, call: Call) -> Message:
         """Return a call as a message, which later changes of its arguments do not affect."""
@@ -81,13 +98,14 @@ class WorkerGroup:
 
     def close(self, key: int) -> None:
         """Release the hosts of a pool in every worker; after the last pool, end all workers."""
-        self._open.discard(key)
-        if self._open:
-            for worker in range(self.size):
-                self.release(worker, key)
-        else:
-            _groups.pop(self.config.group_key(), None)
-            self.end()
+        with self.lock:
+            self._open.discard(key)
+            if self._open:
+                for worker in range(self.size):
+                    self.release(worker, key)
+            else:
+                _groups.pop(self.config.group_key(), None)
+                self.end()
 
     def release(self, worker: int, key: int) -> None:
         """Send `Worker.close` to a worker, which may be lost."""
@@ -100,8 +118,10 @@ class WorkerGroup:
 
 _groups: dict[tuple[object, ...], WorkerGroup] = {}
 """The workers of this process, by `group_key`."""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_groups.clear)  # the workers belong to the first process
+_building = threading.RLock()
+if hasattr(os, "register_at_fork"):  # the workers belong to the first process
+    os.register_at_fork(before=_building.acquire, after_in_parent=_building.release, after_in_child=_building.release)
+    os.register_at_fork(after_in_child=_groups.clear)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -130,9 +150,11 @@ class WorkersConfig(ClusterConfig):
 
     def build(self, parts: PoolParts, meter: Meter | None = None) -> HostPool:
         self.ready()
-        group = _groups.get(self.group_key()) or self.start_workers()
-        _groups[self.group_key()] = group
-        return RemotePool(parts, meter, group, key=group.join(), replacements=self.replacements)
+        with _building:
+            group = _groups.get(self.group_key()) or self.start_workers()
+            _groups[self.group_key()] = group
+            with group.lock:
+                return RemotePool(parts, meter, group, key=group.join(), replacements=self.replacements)
 
     def start_workers(self) -> WorkerGroup:
         """Start the workers.
@@ -163,18 +185,20 @@ class RemotePool(HostPool):
         self.places = [slice(hosts * rank // size, hosts * (rank + 1) // size) for rank in range(size)]
         self._log, self._waiting = ([list[Message]() for _ in range(size)] for _ in range(2))
         self._born = [-1] * size
+        self._uncollected = weakref.finalize(self, group.abandon, key)
+        self._uncollected.atexit = False
 
     # ---- messages
 
     def _ask(self, of: Callable[[slice], Call]) -> list[Any]:
         """Send every worker the call for its rows of the hosts, and return the results."""
-        with self.times.waiting():
+        with self.times.waiting(), self._group.lock:
             tickets = [self._send(worker, self._group.encode(of(rows))) for worker, rows in enumerate(self.places)]
             return [self._receive(worker, ticket) for worker, ticket in enumerate(tickets)]
 
     def _ask_one(self, worker: int, method: str, *args: Any) -> Any:
         """Send one worker a call, and return the result."""
-        with self.times.waiting():
+        with self.times.waiting(), self._group.lock:
             return self._receive(worker, self._send(worker, self._group.encode(Call(method, args))))
 
     def _tell(self, of: Callable[[slice], Call]) -> None:
@@ -188,6 +212,10 @@ class RemotePool(HostPool):
         Returns:
             A ticket for the reply, or `WorkerLost`.
         """
+        if not self._uncollected.alive:
+            raise RuntimeError("this environment is closed: build another")
+        if self._group.is_inherited:
+            raise RuntimeError("this environment belongs to the process that built it: build another here")
         messages = [*self._waiting[worker], last]
         self._log[worker] += messages
         self._waiting[worker].clear()
@@ -335,4 +363,5 @@ class RemotePool(HostPool):
 
     def close(self) -> None:
         """See `HostPool.close`."""
-        self._group.close(self._key)
+        if self._uncollected.detach() and not self._group.is_inherited:
+            self._group.close(self._key)

@@ -1,5 +1,6 @@
 """Workers as processes of this machine: the same numbers whatever happens to them, and none left behind."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import textwrap
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,9 +17,12 @@ import pytest
 
 from esper.env.actions import Op
 from esper.notices import UserNotice, heard_by
+from esper.optimisers.sgd import SGDConfig
+from esper.plugins import place_in_plugin
 from esper.pool import remote
 from esper.pool.base import PoolParts
 from esper.pool.cluster import ClusterError
+from esper.pool.devices import DeviceConfig
 from esper.pool.process_cluster import ProcessesConfig
 from esper.pool.worker import Worker
 
@@ -92,6 +97,60 @@ def test_environments_share_workers(make_env, plan_actions):
         assert play(first, plan_actions) == seen
 
 
+def test_environments_may_be_used_in_two_threads(make_env, plan_actions):
+    with built(make_env) as first, ThreadPoolExecutor(2) as threads:
+        second = make_env(4, STEPS, cluster=ProcessesConfig(workers=2), test_at_end=True)
+        calm = play(first, plan_actions)
+        assert list(threads.map(lambda env: play(env, plan_actions), (first, second))) == [calm] * 2
+        second.close()
+
+
+def test_a_closed_environment_says_so_and_closes_no_other(make_env, plan_actions):
+    with built(make_env) as closed:
+        closed.reset(seed=1)
+    with built(make_env) as env:
+        closed.close()
+        with pytest.raises(RuntimeError, match=r"^this environment is closed: build another$"):
+            closed.step(plan_actions(*[(Op.WAIT, 0, 0)] * 4))
+        env.reset(seed=1)
+
+
+def test_hosts_of_an_environment_that_nobody_closed_are_released(small_task, monkeypatch):
+    parts = PoolParts(num_hosts=2, task=small_task, blueprints=(), devices={"cpu": DeviceConfig()}, optimiser=SGDConfig())
+    config, released = ProcessesConfig(workers=2), list[tuple[int, int]]()
+    kept, lost = config.build(parts), config.build(parts)
+    group = kept._group
+    release = group.release
+    monkeypatch.setattr(group, "release", lambda *key: released.append(key) or release(*key))
+    key = lost._key
+    del lost
+    gc.collect()
+    config.build(parts).close()
+    assert released[:2] == [(0, key), (1, key)]
+    kept.close()
+    assert not remote._groups
+
+
+def test_an_environment_belongs_to_the_process_that_built_it(make_env, plan_actions):
+    """Its copy in a forked process neither reads the other's messages nor ends the workers."""
+    with built(make_env) as env:
+        env.reset(seed=1)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                env.pool.potential(0)
+            except RuntimeError as error:
+                os.write(write, str(error).encode())
+            env.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(read, 200) == b"this environment belongs to the process that built it: build another here"
+        os.close(read)
+        os.close(write)
+        env.step(plan_actions(*[(Op.WAIT, 0, 0)] * 4))
+
+
 def test_errors_are_told_as_in_one_process(make_env, plan_actions):
     with built(make_env, replacements=0) as env:
         env.reset(seed=1)
@@ -138,6 +197,9 @@ def test_notices_warnings_and_errors_of_workers_are_passed_on(monkeypatch):
     with pytest.raises(RuntimeError, match="Local: a lock") as caught:
         group.receive(group.send(0, 0, []))
     assert "raise Local(threading.Lock())" in str(caught.value.__cause__), "the traceback in the worker"
+    monkeypatch.setattr("esper.plugins._sources", lambda: {"mine": [Path(__file__)]})
+    line = 1 + Path(__file__).read_text().splitlines().index("        raise Local(threading.Lock())")
+    assert place_in_plugin(caught.value) == f"{Path(__file__).name}, line {line}"
     group.end()
 
 

@@ -12,7 +12,7 @@ from esper.growth.grown import KeptSeed
 from esper.lifecycle.roles import Blend
 from esper.pool.cluster import ClusterConfig, ClusterError
 from esper.pool.local import limit_cores
-from esper.pool.remote import RemotePool, WorkerLost
+from esper.pool.remote import RemotePool, WorkerGroup, WorkerLost, WorkersConfig
 from esper.pool.worker import Message, Worker
 
 STEPS = 3
@@ -34,20 +34,17 @@ class MoodyConfig(GovernorConfig):
         return Moody()
 
 
-class Pickled:
+class Pickled(WorkerGroup):
     """A group in this process, of which a worker dies at a message of choice; messages are pickled like those of real workers."""
 
     def __init__(self, size, dies=None):
-        self.size, self.dies, self.seen = size, dies, []
-        self.workers, self._born = [Worker() for _ in range(size)], [0] * size
+        super().__init__(WorkersConfig(workers=size))
+        self.dies, self.seen, self.workers = dies, [], [Worker() for _ in range(size)]
         limit_cores(None)
         self.closed = []
 
     def encode(self, call):
         return Message(call.method, pickle.dumps(tuple(call)))
-
-    def born(self, worker):
-        return self._born[worker]
 
     def open(self, worker, key, parts, num_hosts):
         if self.workers[worker] is None:
