@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from esper.fusion.batch_last import as_array, as_vector, batch_last, new_images
-from esper.fusion.chain import convolution, filters_of, group_norm
+from esper.fusion.chain import GroupNorm, Link, chain, convolution, filters_of
 
 
 def _applied(function: type[torch.autograd.Function], *given: Any) -> Tensor:
@@ -225,6 +225,6 @@ def prepare() -> None:
         results = [convolution(x, filters, bias, 2), convolution(x, mixing, None, 2, rectify=True), max_pool(x)]
         for rectify in (False, True):
             results.append(batch_norm(x, weight, bias, mean, var, 0.1, 1e-5, rectify=rectify))
-            results.append(group_norm(x, 2, weight, bias, 1e-5, rectify=rectify))
+            results.append(chain(x, [Link(GroupNorm(2, 1e-5, rectify), weight, bias)]))
             results.append(block(x, filters, bias, weight, bias, mean, var, 0.1, 1e-5, members=2, pools=rectify))
         torch.cat([result.flatten() for result in results]).sum().backward()

@@ -33,12 +33,15 @@ class Convolution:
     groups: int
     rectify: bool = False
 
+    def channels(self, weight: Tensor) -> int:
+        """Return the number of channels of the result."""
+        return weight.numel() // weight.shape[-3:].numel()
+
     def compute(self, x: Array, weight: Tensor, bias: Tensor | None, out: Array | None) -> tuple[Array, Array]:
         """Return the result `[G*O, H, W, B]` for `[G*I, H, W, B]`, in `out` if it is given, and what the gradient needs."""
-        filters = filters_of(weight, self.groups)
-        outputs = self.groups * filters.shape[1]
-        out = np.empty((outputs, *x.shape[1:]), x.dtype) if out is None else out
-        shift = np.zeros(outputs, x.dtype) if bias is None else as_vector(bias)
+        filters, channels = filters_of(weight, self.groups), self.channels(weight)
+        out = np.empty((channels, *x.shape[1:]), x.dtype) if out is None else out
+        shift = np.zeros(channels, x.dtype) if bias is None else as_vector(bias)
         _convolve(x, filters, shift, out, rectify=self.rectify)
         return out, filters
 
@@ -72,6 +75,10 @@ class GroupNorm:
     groups: int
     eps: float
     rectify: bool = False
+
+    def channels(self, weight: Tensor) -> int:
+        """Return the number of channels of the result."""
+        return weight.numel()
 
     def compute(self, x: Array, weight: Tensor, bias: Tensor | None, out: Array | None) -> tuple[Array, Array]:
         """Return the result for `[C, H, W, B]`, in `out` if it is given, and what the gradient needs."""
@@ -118,42 +125,43 @@ class _Chain(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, x: Tensor, layers: Sequence[Convolution | GroupNorm], *weights: Tensor | None
     ) -> Tensor:
-        given, kept, last = as_array(x), list[Any](), len(layers) - 1
-        result: Tensor | None = None
-        for place, layer in enumerate(layers):
-            weight, bias = weights[2 * place], weights[2 * place + 1]
-            assert weight is not None
-            out = None
-            if place == last:
-                channels = len(given) if isinstance(layer, GroupNorm) else weight.numel() // weight.shape[-3:].numel()
-                result, out = new_images((channels, *given.shape[1:]), given)
-            out, known = layer.compute(given, weight, bias, out)
-            kept.append((given, out, known))
-            given = out
-        assert result is not None
-        kept[0], kept[last] = (None, *kept[0][1:]), (kept[last][0] if last else None, None, kept[last][2])
-        ctx.save_for_backward(x, result if layers[last].rectify else None, *weights)
-        ctx.layers, ctx.kept = layers, kept
+        inputs, known = [as_array(x)], list[Any]()
+        *inner, last = layers
+        for place, layer in enumerate(inner):
+            out, found = layer.compute(inputs[place], *_of(weights, place), None)
+            inputs.append(out)
+            known.append(found)
+        weight, bias = _of(weights, len(inner))
+        result, out = new_images((last.channels(weight), *inputs[-1].shape[1:]), inputs[-1])
+        known.append(last.compute(inputs[-1], weight, bias, out)[1])
+        ctx.save_for_backward(x, result if last.rectify else None, *weights)
+        ctx.layers, ctx.between, ctx.known = layers, inputs[1:], known
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, result, *weights = ctx.saved_tensors
+        inputs = [as_array(x), *ctx.between]
+        results = [*ctx.between, inputs[-1] if result is None else as_array(result)]  # only a ReLU needs its result
         slope: Array | None = as_array(grad)
         found: list[Tensor | None] = [None] * len(weights)
         for place in reversed(range(len(ctx.layers))):
-            given, out, known = ctx.kept[place]
-            given = as_array(x) if place == 0 else given
-            out = as_array(result) if out is None and result is not None else given if out is None else out
-            weight, wanted = weights[2 * place], ctx.needs_input_grad[2 + 2 * place : 4 + 2 * place]
-            first = place > 0 or ctx.needs_input_grad[0]
-            slope, *changes = ctx.layers[place].gradients(slope, given, out, known, weight, (first, *wanted))
-            for offset, change in enumerate(changes):
-                if wanted[offset] and change is not None:
-                    found[2 * place + offset] = torch.from_numpy(change).view(weights[2 * place + offset].shape)
+            wanted = (place > 0 or ctx.needs_input_grad[0], *ctx.needs_input_grad[2 + 2 * place : 4 + 2 * place])
+            given = inputs[place], results[place], ctx.known[place], weights[2 * place]
+            slope, *changes = ctx.layers[place].gradients(slope, *given, wanted)
+            for index, change in enumerate(changes, 2 * place):
+                if ctx.needs_input_grad[2 + index] and change is not None:
+                    found[index] = torch.from_numpy(change).view(weights[index].shape)
         before = None if slope is None or not ctx.needs_input_grad[0] else torch.from_numpy(slope).movedim(-1, 0)
         return before, None, *found
+
+
+def _of(weights: Sequence[Tensor | None], place: int) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of a layer."""
+    weight = weights[2 * place]
+    assert weight is not None
+    return weight, weights[2 * place + 1]
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, *, rectify: bool = False) -> Tensor:
@@ -167,11 +175,6 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, *, 
         rectify: if true, apply a ReLU to the result.
     """
     return chain(x, [Link(Convolution(groups, rectify), weight, bias)])
-
-
-def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float, *, rectify: bool) -> Tensor:
-    """Return the group norm of images `[B, C, H, W]`, as `F.group_norm` does, and apply a ReLU to it if `rectify`."""
-    return chain(x, [Link(GroupNorm(groups, eps, rectify), weight, bias)])
 
 
 def filters_of(weight: Tensor, groups: int) -> Array:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -13,6 +13,7 @@ from esper.env.actions import Op
 from esper.fusion import batch_last_layers as own
 from esper.fusion import kernels
 from esper.fusion.batch_last import any_strides, batch_last, can_convolve, flattens, is_batch_last, suits
+from esper.fusion.chain import Convolution, GroupNorm, Link, chain
 from esper.fusion.fuse import Fleet, fuse
 from esper.fusion.layers import ChannelScale
 from esper.fusion.layout import side_by_side
@@ -100,8 +101,29 @@ def test_norms(dtype, rectify, size):
     wanted = F.batch_norm(x[1], *after, w[1], b[1], True, 0.3, 1e-2)
     torch.testing.assert_close((mean, var), after, rtol=1e-4, atol=1e-5)
     assert_alike([x, w, b], y, wanted, rectify=rectify)
-    y, wanted = own.group_norm(x[0], groups, w[0], b[0], 1e-2, rectify=rectify), F.group_norm(x[1], groups, w[1], b[1], 1e-2)
+    y, wanted = chain(x[0], [Link(GroupNorm(groups, 1e-2, rectify), w[0], b[0])]), F.group_norm(x[1], groups, w[1], b[1], 1e-2)
     assert_alike([x, w, b], y, wanted, rectify=rectify)
+
+
+@pytest.mark.parametrize("learning", [(True, True, True, True), (False, True, False, True), (False, False, True, False)])
+@few
+@given(sizes)
+def test_a_chain(learning, size):
+    """A convolution with ReLU, a group norm with ReLU and a convolution; gradients of what learns alone."""
+    (groups, inputs, outputs, height, width, batch), dtype = size, torch.float64
+    x = images(batch, groups * inputs, height + 1, width, dtype)  # PyTorch refuses a group norm of one value
+    first, last = vectors(dtype, groups, outputs, inputs, 3, 3), vectors(dtype, groups, inputs, outputs, 1, 1)
+    scale, shift = (vectors(dtype, groups, outputs) for _ in range(2))
+    pairs = [pair for pair, learns in zip((x, first, scale, last), learning, strict=True) if learns]
+    for pair, learns in zip((x, first, scale, last), learning, strict=True):
+        for one in pair:
+            one.requires_grad_(learns)
+    links = Link(Convolution(groups, True), first[0], None), Link(GroupNorm(groups, 1e-2, True), scale[0], shift[0])
+    y = chain(x[0], [*links, Link(Convolution(groups), last[0], None)])
+    conv = F.conv2d(x[1], first[1].flatten(0, 1), None, 1, 1, 1, groups)
+    norm = F.group_norm(F.relu(conv), groups, scale[1].flatten(), shift[1].flatten(), 1e-2)
+    assume(min(conv.detach().abs().min(), norm.detach().abs().min()) > 1e-9)
+    assert_alike(pairs, y, F.conv2d(F.relu(norm), last[1].flatten(0, 1), None, 1, 0, 1, groups))
 
 
 @each_dtype
