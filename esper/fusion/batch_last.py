@@ -49,10 +49,10 @@ def is_batch_last(x: Tensor) -> bool:
     """Return whether vectors are in this layout, or images that are on a CPU and in single or double precision."""
     if x.dim() == 2:
         return x.shape[0] > 1 and x.stride() == (1, x.shape[0])
-    if x.dim() != 4 or x.stride(0) != 1 or x.shape[0] == 1 or x.device.type != "cpu" or x.dtype not in DTYPES:
+    if x.dim() != 4 or x.stride(0) != 1 or not x.is_cpu or x.dtype not in DTYPES:
         return False
     batch, _, height, width = x.shape
-    return x.stride()[1:] == (height * width * batch, width * batch, batch)
+    return batch > 1 and x.stride() == (1, height * width * batch, width * batch, batch)
 
 
 def batch_last(x: Tensor) -> Tensor:

@@ -187,7 +187,7 @@ class Fleet:
         for layer in self._layers:
             if inside is None or layer in inside:
                 layer.__dict__["members"] = rows  # nn.Module.__setattr__ would take ten times as long
-        for (several, shape), row in zip(self._slots, flat.split(self._sizes, 1), strict=True):
+        for (several, shape), row in zip(self._slots, flat.split_with_sizes(self._sizes, 1), strict=True):
             here = several if inside is None else [place for place in several if place[0] in inside]
             if not here:
                 continue
