@@ -35,8 +35,6 @@ LAYERS = (
     nn.Tanh,
 )
 """Layers of PyTorch that compute images and vectors whatever their strides."""
-IMAGE_LAYERS = (nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d)
-"""Layers for images, which take kernels of Esper's own in this layout."""
 UNITS = 16
 """Maximum number of units of a linear layer in a host that counts as narrow, if it computes vectors alone. With more, matrix
 products take most of the time, which several threads share well."""
@@ -46,9 +44,12 @@ are faster."""
 
 
 def is_batch_last(x: Tensor) -> bool:
-    """Return whether vectors are in this layout, or images that are on a CPU and in single or double precision."""
-    if x.dim() == 2:
-        return x.shape[0] > 1 and x.stride() == (1, x.shape[0])
+    """Return whether vectors are in this layout, or images that `fits_kernels`."""
+    return fits_kernels(x) or (x.dim() == 2 and x.shape[0] > 1 and x.stride() == (1, x.shape[0]))
+
+
+def fits_kernels(x: Tensor) -> bool:
+    """Return whether Esper's own kernels compute features: images in this layout, on a CPU, in single or double precision."""
     if x.dim() != 4 or x.stride(0) != 1 or not x.is_cpu or x.dtype not in DTYPES:
         return False
     batch, _, height, width = x.shape
@@ -79,10 +80,14 @@ def suits(host: nn.Module) -> bool:
 
 
 def flattens(host: nn.Module) -> bool:
-    """Return whether a host computes vectors alone, whatever their strides, for which PyTorch's kernels suit this layout."""
+    """Return whether a host flattens its samples first, and then computes vectors, whatever their strides, in linear layers.
+
+    PyTorch's own kernels are fast on vectors in this layout.
+    """
+    first = next((layer for layer in host.modules() if not any(True for _ in layer.children())), host)
+    whole = isinstance(first, nn.Flatten) and (first.start_dim, first.end_dim) == (1, -1)
     dense = any(isinstance(layer, nn.Linear) for layer in host.modules())
-    plain = not any(isinstance(layer, IMAGE_LAYERS) for layer in host.modules())
-    return dense and plain and all(any_strides(part) for part in host.children())
+    return whole and dense and all(any_strides(part) for part in host.children())
 
 
 def can_convolve(conv: nn.Conv2d) -> bool:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.fusion.batch_last import is_batch_last
+from esper.fusion.batch_last import fits_kernels
 from esper.fusion.layout import members_first
 
 
@@ -48,7 +48,7 @@ class GlobalMean(nn.Module):
     any_strides = True
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_batch_last(x):  # so that its gradient is, too
+        if fits_kernels(x):  # so that its gradient is, too
             return x.permute(1, 2, 3, 0).flatten(1, 2).mean(1).t()
         return x.mean((2, 3))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from esper.fusion import batch_last_layers as own
-from esper.fusion.batch_last import is_batch_last
+from esper.fusion.batch_last import fits_kernels
 from esper.fusion.chain import Link, chain
 from esper.fusion.stacked import StackedBatchNorm2d, StackedConv2d, StackedGroupNorm, StackedMaxPool2d
 
@@ -29,7 +29,7 @@ class StackedSequential(nn.Sequential):
         self._steps = steps(list(fused))
 
     def forward(self, input: Tensor) -> Tensor:
-        if not is_batch_last(input):
+        if not fits_kernels(input):
             return super().forward(input)
         layers = list(self)
         for run, part in self._steps:
@@ -70,9 +70,8 @@ def _is_block(layers: Sequence[nn.Module]) -> bool:
 
 def _links(layer: nn.Module) -> bool:
     """Return whether a layer can be part of a chain."""
-    if isinstance(layer, StackedConv2d):
-        return layer.keeps_size and not _is_hooked(layer)
-    return (type(layer) is StackedGroupNorm and not _is_hooked(layer)) or type(layer) is nn.Identity or _is_relu(layer)
+    kept = type(layer) in (StackedGroupNorm, nn.Identity, nn.ReLU) or (isinstance(layer, StackedConv2d) and layer.keeps_size)
+    return kept and not _is_hooked(layer)
 
 
 def _is_relu(layer: nn.Module | None) -> bool:
@@ -92,7 +91,7 @@ def _norm(x: Tensor, norm: StackedBatchNorm2d, _: nn.ReLU) -> Tensor:
 
 
 def _chain(x: Tensor, *layers: nn.Module) -> Tensor:
-    if not is_batch_last(x):
+    if not fits_kernels(x):
         for layer in layers:
             x = layer(x)
         return x
@@ -105,13 +104,13 @@ def _chain(x: Tensor, *layers: nn.Module) -> Tensor:
 
 
 def _pooled_block(x: Tensor, pool: StackedMaxPool2d, conv: StackedConv2d, norm: StackedBatchNorm2d, _: nn.ReLU) -> Tensor:
-    if norm.training and is_batch_last(x) and min(x.shape[2:]) > 1:
+    if norm.training and fits_kernels(x) and min(x.shape[2:]) > 1:
         return _trained(x, conv, norm, pools=True)
     return _block(pool(x), conv, norm, _)
 
 
 def _block(x: Tensor, conv: StackedConv2d, norm: StackedBatchNorm2d, _: nn.ReLU) -> Tensor:
-    if not is_batch_last(x):
+    if not fits_kernels(x):
         return norm(conv(x), rectify=True)
     if norm.training:
         return _trained(x, conv, norm, pools=False)

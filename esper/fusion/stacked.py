@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.fusion import batch_last_layers as own
-from esper.fusion.batch_last import can_convolve, is_batch_last
+from esper.fusion.batch_last import can_convolve, fits_kernels, is_batch_last
 from esper.fusion.chain import Convolution, GroupNorm, Link, chain
 from esper.fusion.convolution import convolution
 from esper.fusion.layers import (
@@ -77,7 +77,7 @@ class StackedConv2d(StackedLayer):
         self.groups, self.keeps_size = first.groups, can_convolve(first)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.keeps_size and is_batch_last(x):
+        if self.keeps_size and fits_kernels(x):
             return chain(x, [self.link()])
         weight, bias = self.filters()
         how = self.stride, self.padding, self.dilation, self.members * self.groups, self.members
@@ -115,7 +115,7 @@ class StackedBatchNorm2d(StackedLayer):
 
     def forward(self, x: Tensor, *, rectify: bool = False) -> Tensor:
         weight, bias, mean, var = self.vectors()
-        if is_batch_last(x) and self.training:
+        if fits_kernels(x) and self.training:
             return own.batch_norm(x, weight, bias, mean, var, self.momentum, self.eps, rectify=rectify)
         y = F.batch_norm(x, mean, var, weight, bias, self.training, self.momentum, self.eps)
         return F.relu_(y) if rectify else y
@@ -139,7 +139,7 @@ class StackedGroupNorm(StackedLayer):
         assert self.bias is not None
         if members_first(x):
             raise ValueError("a fused GroupNorm takes images or vectors, got sequences: use LayerNorm there")
-        if x.dim() == 4 and is_batch_last(x):
+        if fits_kernels(x):
             return chain(x, [self.link()])
         if self.weight.requires_grad and not x.requires_grad:
             # On a CPU, torch 2.13 crashes in the backward of a channels-last group norm whose input needs no gradient.
@@ -163,7 +163,7 @@ class StackedMaxPool2d(StackedLayer):
         self.halves = sizes == [(2, 2), (2, 2), (0, 0), (1, 1)] and not (self._pool.ceil_mode or self._pool.return_indices)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.halves and is_batch_last(x) and min(x.shape[2:]) > 1:
+        if self.halves and fits_kernels(x) and min(x.shape[2:]) > 1:
             return own.max_pool(x)
         return self._pool(x)
 

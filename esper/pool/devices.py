@@ -19,7 +19,7 @@ class DeviceConfig:
 
     members_per_shard: int = 0
     """Hosts trained as one fused program, at least 0; 0 takes all of the device's hosts on a GPU, and on a CPU as many as fit the
-    cache, at most 32 small hosts or 16 others, and at most half of the hosts if they are large. Shards run in parallel threads.
+    cache, at most 32 small hosts or 16 others; large hosts are divided into two shards or more. Shards run in parallel threads.
     Results are the same for every value up to float rounding."""
 
     tune: bool = False

@@ -54,8 +54,8 @@ class WorkerGroup:
     def join(self) -> int:
         """Return the key of a new pool, and release the hosts of pools that were abandoned."""
         self._open.add(key := next(self._keys))
-        while self._abandoned:
-            self.close(self._abandoned.pop())
+        if self._abandoned:
+            self.close(self._abandoned[0])
         return key
 
     @property
@@ -97,14 +97,17 @@ class WorkerGroup:
         raise NotImplementedError
 
     def close(self, key: int) -> None:
-        """Release the hosts of a pool in every worker; after the last pool, end all workers."""
-        with self.lock:
-            self._open.discard(key)
+        """Release the hosts of a pool, and of abandoned ones, in every worker; after the last pool, end all workers."""
+        with _building, self.lock:
+            abandoned, self._abandoned = self._abandoned, []
+            left = {key, *abandoned} & self._open
+            self._open -= left
             if self._open:
-                for worker in range(self.size):
-                    self.release(worker, key)
-            else:
-                _groups.pop(self.config.group_key(), None)
+                for one, worker in itertools.product(sorted(left), range(self.size)):
+                    self.release(worker, one)
+            elif left:
+                if _groups.get(self.config.group_key()) is self:
+                    del _groups[self.config.group_key()]
                 self.end()
 
     def release(self, worker: int, key: int) -> None:
@@ -192,14 +195,23 @@ class RemotePool(HostPool):
 
     def _ask(self, of: Callable[[slice], Call]) -> list[Any]:
         """Send every worker the call for its rows of the hosts, and return the results."""
+        self._check()
         with self.times.waiting(), self._group.lock:
             tickets = [self._send(worker, self._group.encode(of(rows))) for worker, rows in enumerate(self.places)]
             return [self._receive(worker, ticket) for worker, ticket in enumerate(tickets)]
 
     def _ask_one(self, worker: int, method: str, *args: Any) -> Any:
         """Send one worker a call, and return the result."""
+        self._check()
         with self.times.waiting(), self._group.lock:
             return self._receive(worker, self._send(worker, self._group.encode(Call(method, args))))
+
+    def _check(self) -> None:
+        """Raise RuntimeError if there are no workers. In a forked process another thread may have held the lock for ever."""
+        if self._group.is_inherited:
+            raise RuntimeError("this environment belongs to the process that built it: build another here")
+        if not self._uncollected.alive:
+            raise RuntimeError("this environment is closed: build another")
 
     def _tell(self, of: Callable[[slice], Call]) -> None:
         """Queue a call without a result for every worker, to be sent with its next message."""
@@ -212,10 +224,6 @@ class RemotePool(HostPool):
         Returns:
             A ticket for the reply, or `WorkerLost`.
         """
-        if not self._uncollected.alive:
-            raise RuntimeError("this environment is closed: build another")
-        if self._group.is_inherited:
-            raise RuntimeError("this environment belongs to the process that built it: build another here")
         messages = [*self._waiting[worker], last]
         self._log[worker] += messages
         self._waiting[worker].clear()
@@ -363,5 +371,6 @@ class RemotePool(HostPool):
 
     def close(self) -> None:
         """See `HostPool.close`."""
-        if self._uncollected.detach() and not self._group.is_inherited:
+        if self._uncollected.alive and not self._group.is_inherited:
             self._group.close(self._key)
+        self._uncollected.detach()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -13,7 +13,7 @@ from esper.env.actions import Op
 from esper.fusion import batch_last_layers as own
 from esper.fusion import kernels
 from esper.fusion.batch_last import any_strides, batch_last, can_convolve, flattens, is_batch_last, suits
-from esper.fusion.chain import Convolution, GroupNorm, Link, chain
+from esper.fusion.chain import GroupNorm, Link, chain
 from esper.fusion.fuse import Fleet, fuse
 from esper.fusion.layers import ChannelScale
 from esper.fusion.layout import side_by_side
@@ -29,40 +29,7 @@ from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.seeds.gated import Gated
 from esper.task.instances import Split
 from esper.training.environment import build_env
-
-few = settings(max_examples=30, deadline=None)
-sizes = st.tuples(*[st.integers(1, 5)] * 3, *[st.integers(1, 9)] * 2, st.integers(1, 40))
-"""Groups, inputs and outputs of a group, height, width, batch."""
-each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-
-
-def images(batch, channels, height, width, dtype):
-    """Return random images in batch-last memory, and the same for PyTorch."""
-    x = batch_last(torch.randn(batch, channels, height, width, dtype=dtype))
-    return x.requires_grad_(), x.detach().contiguous().requires_grad_()
-
-
-def vectors(dtype, *shape):
-    """Return random parameters twice."""
-    one = torch.randn(shape, dtype=dtype)
-    return one.clone().requires_grad_(), one.clone().requires_grad_()
-
-
-def assert_alike(pairs, y, before, *, rectify=False):
-    """Check results and gradients at pairs of inputs; `rectify` if a ReLU follows what PyTorch has computed before."""
-    wanted = F.relu(before) if rectify else before
-    exact = y.dtype is torch.float64
-    close = {"rtol": 1e-9, "atol": 1e-9} if exact else {"rtol": 1e-3, "atol": 1e-3 * max(1.0, float(wanted.detach().abs().max()))}
-    torch.testing.assert_close(y, wanted, **close)
-    pull = torch.randn_like(wanted)
-    if rectify:
-        pull = pull * (before.detach().abs() > 1e-3)  # elsewhere, rounding decides about the gradient
-    mine, theirs = (
-        torch.autograd.grad(out, inputs, pull) for out, inputs in zip((y, wanted), zip(*pairs, strict=True), strict=True)
-    )
-    for one, other in zip(mine, theirs, strict=True):
-        scale = max(1.0, float(other.abs().max()))
-        torch.testing.assert_close(one, other, rtol=close["rtol"], atol=close["atol"] * scale)
+from tests.fusion.alike import assert_alike, each_dtype, few, images, sizes, vectors
 
 
 @each_dtype
@@ -103,27 +70,6 @@ def test_norms(dtype, rectify, size):
     assert_alike([x, w, b], y, wanted, rectify=rectify)
     y, wanted = chain(x[0], [Link(GroupNorm(groups, 1e-2, rectify), w[0], b[0])]), F.group_norm(x[1], groups, w[1], b[1], 1e-2)
     assert_alike([x, w, b], y, wanted, rectify=rectify)
-
-
-@pytest.mark.parametrize("learning", [(True, True, True, True), (False, True, False, True), (False, False, True, False)])
-@few
-@given(sizes)
-def test_a_chain(learning, size):
-    """A convolution with ReLU, a group norm with ReLU and a convolution; gradients of what learns alone."""
-    (groups, inputs, outputs, height, width, batch), dtype = size, torch.float64
-    x = images(batch, groups * inputs, height + 1, width, dtype)  # PyTorch refuses a group norm of one value
-    first, last = vectors(dtype, groups, outputs, inputs, 3, 3), vectors(dtype, groups, inputs, outputs, 1, 1)
-    scale, shift = (vectors(dtype, groups, outputs) for _ in range(2))
-    pairs = [pair for pair, learns in zip((x, first, scale, last), learning, strict=True) if learns]
-    for pair, learns in zip((x, first, scale, last), learning, strict=True):
-        for one in pair:
-            one.requires_grad_(learns)
-    links = Link(Convolution(groups, True), first[0], None), Link(GroupNorm(groups, 1e-2, True), scale[0], shift[0])
-    y = chain(x[0], [*links, Link(Convolution(groups), last[0], None)])
-    conv = F.conv2d(x[1], first[1].flatten(0, 1), None, 1, 1, 1, groups)
-    norm = F.group_norm(F.relu(conv), groups, scale[1].flatten(), shift[1].flatten(), 1e-2)
-    assume(min(conv.detach().abs().min(), norm.detach().abs().min()) > 1e-9)
-    assert_alike(pairs, y, F.conv2d(F.relu(norm), last[1].flatten(0, 1), None, 1, 0, 1, groups))
 
 
 @each_dtype
@@ -227,6 +173,7 @@ def test_which_networks_suit_batch_last_memory():
     assert not suits(odd)
     assert not suits(dense := MLPConfig(width=4).build((1, 8, 8), 10, [False, True]))
     assert flattens(dense)
+    assert not flattens(nn.Sequential(nn.GroupNorm(1, 1), nn.Flatten(), nn.Linear(64, 3))), "its first layer computes images"
     assert not any(
         map(flattens, (host(), host(base_channels=8), nn.Sequential(nn.Flatten()), nn.Sequential(nn.Linear(3, 3), Own(3))))
     )

@@ -127,7 +127,23 @@ def test_hosts_of_an_environment_that_nobody_closed_are_released(small_task, mon
     gc.collect()
     config.build(parts).close()
     assert released[:2] == [(0, key), (1, key)]
+    lost = config.build(parts)
+    del lost
+    gc.collect()
     kept.close()
+    assert not remote._groups, "nobody uses the workers any more"
+
+
+def test_a_group_that_ends_leaves_its_successor_alone(small_task):
+    parts = PoolParts(num_hosts=2, task=small_task, blueprints=(), devices={"cpu": DeviceConfig()}, optimiser=SGDConfig())
+    config = ProcessesConfig(workers=1)
+    first = config.build(parts)
+    old = remote._groups.pop(config.group_key())
+    second = config.build(parts)
+    assert second._group is not old
+    first.close()
+    assert list(remote._groups.values()) == [second._group]
+    second.close()
     assert not remote._groups
 
 
@@ -136,15 +152,29 @@ def test_an_environment_belongs_to_the_process_that_built_it(make_env, plan_acti
     with built(make_env) as env:
         env.reset(seed=1)
         read, write = os.pipe()
+        held, done = threading.Event(), threading.Event()
+
+        def hold():
+            with env.pool._group.lock:
+                held.set()
+                done.wait(60)
+
+        other = threading.Thread(target=hold)
+        other.start()
+        held.wait()
         child = os.fork()
         if child == 0:
+            signal.alarm(30)  # ends the child if it waits for the lock
             try:
                 env.pool.potential(0)
             except RuntimeError as error:
                 os.write(write, str(error).encode())
             env.close()
             os._exit(0)
+        done.set()
+        other.join()
         os.waitpid(child, 0)
+        os.set_blocking(read, False)
         assert os.read(read, 200) == b"this environment belongs to the process that built it: build another here"
         os.close(read)
         os.close(write)
