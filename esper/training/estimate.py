@@ -79,8 +79,9 @@ class HostSize(NamedTuple):
     saved: float = 0.0
     """Bytes that the backward pass of one sample needs."""
     narrow: bool = False
-    """See `FeatureSizes`, also for what follows."""
+    """See `FeatureSizes`."""
     vectors: bool = False
+    """See `FeatureSizes`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
