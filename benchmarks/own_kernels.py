@@ -8,7 +8,7 @@ of the hosts hold a seed that learns. CIFAR-10 has random pixels, which take as 
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,9 +31,9 @@ TASKS = {
 """Overrides of each task."""
 
 
-def plant(env: GrowthEnv, hosts: int) -> None:
-    """Plant a seed that learns into the second slot of every second host."""
-    shape = (hosts, env.layout.num_slots)
+def plant(env: GrowthEnv, slots: Mapping[int, Sequence[int]]) -> Roles:
+    """Plant seeds of all blueprints in turn, which learn, into slots of hosts, and return the roles."""
+    shape = (env.num_envs, env.layout.num_slots)
     roles = Roles(
         blueprint=np.full(shape, -1),
         blend=np.full(shape, int(Blend.ADD)),
@@ -43,11 +43,12 @@ def plant(env: GrowthEnv, hosts: int) -> None:
         learns=np.zeros(shape, np.bool_),
         fossil=np.zeros(shape, np.bool_),
     )
-    for host in range(0, hosts, 2):
-        kind = host // 2 % len(env.layout.blueprint_names)
-        env.pool.plant(host, 1, kind, (0, "benchmark", host))
-        roles.blueprint[host, 1], roles.alpha[host, 1], roles.open[host, 1], roles.learns[host, 1] = kind, 1.0, True, True
+    for index, place in enumerate((host, slot) for host in slots for slot in slots[host]):
+        kind = index % len(env.layout.blueprint_names)
+        env.pool.plant(*place, kind, (0, "benchmark", *place))
+        roles.blueprint[place], roles.alpha[place], roles.open[place], roles.learns[place] = kind, 1.0, True, True
     env.pool.arrange(roles)
+    return roles
 
 
 def measure(task: str, hosts: int, rounds: int, overrides: list[str], *, seeds: bool) -> None:
@@ -63,7 +64,7 @@ def measure(task: str, hosts: int, rounds: int, overrides: list[str], *, seeds: 
             assert isinstance(env, GrowthEnv)
             env.reset(options={"episode": 0})
             if seeds:
-                plant(env, hosts)
+                plant(env, dict.fromkeys(range(0, hosts, 2), (1,)))
             alpha_VNS = np.zeros((1, hosts, env.layout.num_slots), np.float32)
             ways[name] = lambda env=env, alpha_VNS=alpha_VNS: env.pool.epoch(env.time, alpha_VNS, probe=False)
             print(f"{name}: shards of {sorted({rows.stop - rows.start for _, rows in env.pool.places})}")

@@ -38,9 +38,11 @@ def compiled(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """Return a function that Numba compiles on its first call.
 
     The compiled code is kept beside the source or in the user's cache, if one of them can be written to. Sums may be reordered;
-    infinities and NaN are those of the formulas as written.
+    infinities and NaN are those of the formulas as written. Functions that it calls are inlined: else a process that compiles it
+    would link another copy of them than one that loads it, rounded differently.
     """
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": True}
+    options["fastmath"] = {"reassoc", "contract", "nsz"}
     decorate: Any = njit
     try:
         return decorate(cache=True, **options)(function)

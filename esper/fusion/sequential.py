@@ -61,6 +61,12 @@ def _next(layers: Sequence[nn.Module]) -> tuple[Callable[..., Tensor], int]:
     return (_chain, length) if starts else (_layer, 1)
 
 
+def is_chain(module: nn.Module) -> bool:
+    """Return whether Esper's own kernels compute a whole module, if it is given images in batch-last memory."""
+    kinds = (StackedConv2d, StackedGroupNorm, nn.Identity, nn.ReLU)
+    return isinstance(module, StackedSequential) and all(isinstance(layer, kinds) and _links(layer) for layer in module)
+
+
 def _is_block(layers: Sequence[nn.Module]) -> bool:
     """Return whether a sequence begins with convolution, batch norm and ReLU."""
     conv, norm, relu = [*layers, *[None] * 3][:3]

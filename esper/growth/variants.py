@@ -32,7 +32,6 @@ from esper.growth.active import ActiveSeeds
 from esper.hosts.base import segments_of
 from esper.lifecycle.stages import IntArray
 from esper.seeds.bank import SeedBank
-from esper.seeds.errors import seed_errors
 
 
 class Unforked(NamedTuple):
@@ -203,7 +202,8 @@ def _forked(fork: Fork, x: Tensor) -> Tensor:
     if len(fork.on_O):
         seeded = _take(x, fork.seeded_D, fork.before)
         pieces = split_members(seeded, [len(rows) for _, rows in fork.banks])
-        delta = join_members([_delta(bank, rows, part) for (bank, rows), part in zip(fork.banks, pieces, strict=True)])
+        known = zip(fork.banks, pieces, strict=True)
+        delta = join_members([bank.delta(on_device(rows, x.device), part, repeats=True) for (bank, rows), part in known])
         h, delta = _take(seeded, fork.on_O, len(fork.seeded_D)), _take(delta, fork.on_O, len(fork.seeded_D))
         if fork.times_O.any():
             delta = torch.where(per_member(on_device(fork.times_O, x.device), h), h * torch.tanh(delta), delta)
@@ -215,18 +215,8 @@ def _forked(fork: Fork, x: Tensor) -> Tensor:
     return join_members(parts)
 
 
-def _delta(bank: SeedBank, rows: IntArray, x: Tensor) -> Tensor:
-    """Return the deltas of seeds. Rows may repeat; a single row of several is computed twice, as in a bank."""
-    x = bank.given(x)
-    with seed_errors(bank.blueprint, bank.slot):
-        if len(rows) == 1 < bank.fleet.members:
-            both = _computed(bank.fleet, bank.fleet.module, rows.repeat(2), join_members([x, x]))
-            return split_members(both, [1, 1])[0].to(x.dtype)
-        return _computed(bank.fleet, bank.fleet.module, rows, x).to(x.dtype)
-
-
 def _computed(fleet: Fleet, part: nn.Module, rows: IntArray, x: Tensor) -> Tensor:
-    """Apply a part of a fleet to the features of some members, which may repeat."""
+    """Apply a segment of a fleet of hosts to the features of some members, which may repeat."""
     if fleet.members == 1:  # one by one: layers may lack a stacked form, and rounding stays that of a single host
         fleet.bind()
         return join_members([part(piece) for piece in split_members(x, [1] * len(rows))])

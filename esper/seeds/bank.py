@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from esper.fusion.batch_last import any_strides, is_batch_last
+from esper.fusion.batch_last import NARROW, any_strides, fits_kernels, is_batch_last
 from esper.fusion.device import on_device
 from esper.fusion.fuse import Fleet, flatten_parameters
-from esper.fusion.layout import join_members, split_members
+from esper.fusion.layout import join_members, members_first, split_members
+from esper.fusion.sequential import is_chain
 from esper.fusion.stacked import FusionError
 from esper.hosts.base import SlotSpec
 from esper.optimisers.base import OptimiserConfig
@@ -23,6 +24,11 @@ from esper.seeds.errors import seed_errors
 from esper.seeds.gated import Gated
 from esper.seeds.informed import inform
 from esper.seeds.slot_gradients import SlotGradients
+
+LARGE = 2**17
+"""Number of feature values of a member from which seeds on images are computed one by one, on a CPU. Lower: grouped convolutions
+of small features are faster, up to four times for eight members. Higher: a seed that is alone in its bank, as most are in a
+shard of few large hosts, takes two to five times as long."""
 
 
 class SeedBank:
@@ -47,7 +53,7 @@ class SeedBank:
                 "use GroupNorm instead of BatchNorm"
             )
         self.fleet = Fleet([branch] * members, device)
-        self._any_strides = any_strides(branch)
+        self._any_strides, self._is_chain = any_strides(branch), is_chain(self.fleet.module)
         with torch.no_grad():
             self.fleet.flat.zero_()
         self.optimiser = optimiser.build(self.fleet.flat, optimiser.seeds.warmup_batches)
@@ -72,35 +78,60 @@ class SeedBank:
                 self.fleet.flat[member].zero_()
         self.optimiser.forget(members)
 
-    def delta(self, rows_L: Tensor, x: Tensor, learns_L1: Tensor | None = None, *, learns: bool = True) -> Tensor:
+    def delta(
+        self, rows_L: Tensor, x: Tensor, learns_L1: Tensor | None = None, *, learns: bool = True, repeats: bool = False
+    ) -> Tensor:
         """Return the deltas of the live members' seeds, in layout and dtype of `x`: delta(x), or g(x) * delta(x) with a gate.
 
-        A single live row of several is computed twice: an ungrouped convolution may round differently from a grouped one, and the
-        numbers of a member should not depend on whether others hold a seed.
+        The numbers of a member do not depend on whether others hold a seed, but for the rounding of torch's sums over images. An
+        ungrouped convolution may round differently from a grouped one, so a single live row is computed twice where that matters.
 
         Args:
             rows_L: rows of the bank, in the order of the features.
             x: features of L members.
             learns_L1: bool `[L, 1]`, rows whose parameters get a gradient. None: all.
             learns: if false, no parameter gets a gradient.
+            repeats: whether rows may repeat.
 
         Raises:
             SeedError: the branch raised an error.
         """
         x, flat = self.given(x), self.fleet.flat if learns else self.fleet.flat.detach()
-        rows = flat if len(rows_L) == self.fleet.members else flat.index_select(0, rows_L)
+        count = len(rows_L)
+        rows = flat if count == self.fleet.members and not repeats else flat.index_select(0, rows_L)
         if learns_L1 is not None:
             rows = torch.where(learns_L1, rows, rows.detach())
         with seed_errors(self.blueprint, self.slot):
-            if len(rows_L) == 1 < self.fleet.members:
+            if self._one_by_one(x, count):
+                pieces = zip(rows.split(1), split_members(x, [1] * count), strict=True)
+                return join_members([self.fleet.bind(row)(_dense(piece)).to(x.dtype) for row, piece in pieces])
+            if count == 1 < self.fleet.members and not self._rounded_alike(x):
                 return split_members(self.fleet.bind(rows.expand(2, -1))(join_members([x, x])), [1, 1])[0].to(x.dtype)
             return self.fleet.bind(rows)(x).to(x.dtype)
+
+    def _one_by_one(self, x: Tensor, members: int) -> bool:
+        """Return whether the features of so many members are computed one by one; in a bank of several, whatever their number.
+
+        A bank of one may have layers without a stacked form, and rounds as a single host does.
+        """
+        if self.fleet.members == 1 or not x.is_cpu or x.dim() != 4 or is_batch_last(x):
+            return self.fleet.members == 1 < members
+        return x.shape[1] // members >= NARROW and x.numel() // members >= LARGE
+
+    def _rounded_alike(self, x: Tensor) -> bool:
+        """Return whether one member gets the same bits alone as beside others: sequences, and images in own kernels, on a CPU."""
+        return x.is_cpu and (members_first(x) or (self._is_chain and fits_kernels(x)))
 
     def given(self, x: Tensor) -> Tensor:
         """Return features in a memory layout that the branch can compute with."""
         if self._any_strides or not is_batch_last(x):
             return x
         return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.contiguous()
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return images of one member in channels-last memory, unless they are in batch-last memory; other features as they are."""
+    return x if x.dim() != 4 or is_batch_last(x) else x.contiguous(memory_format=torch.channels_last)
 
 
 def seed_module(blueprint: BlueprintConfig, slot: SlotSpec, *, gated: bool) -> nn.Module:

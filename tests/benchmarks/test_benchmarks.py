@@ -30,6 +30,7 @@ PRINTS = {
     "env_overhead": r"env / bare, process time: median \d\.\d+",
     "fused_training": r"one by one / fused, median [\s\S]*\nroof / fused, [\s\S]*: fused \d+\.\d+ %, one by one \d+\.\d+ %, vmap",
     "gpu": r'"roof": "copy \[GB/s\]", "value": \d[^$]*memory \{[^$]*"bf16"[^$]*digits \{"hosts": 2[^$]*text \{"hosts": 2',
+    "growing_seeds": r"digits, 2 hosts[^$]*with seeds / without, median[^$]*times over FLOPs \d\.\d\d[^$]*python_text, 2 hosts",
     "own_kernels": r"digits, 2 hosts[^$]*torch / own kernels, median \(range\): wall \d[^$]*cifar10_baseline, 2 hosts",
     "policy_speed": r"sb3 / ours, median" if find_spec("sb3_contrib") else r"sb3-contrib is not installed[^$]*\n\| 2 \| \d",
     "precision": r"cifar10_baseline, 2 hosts[\s\S]*train[\s\S]*fp32 / bf16, median [\s\S]*validate[\s\S]*fp32 / bf16, median",

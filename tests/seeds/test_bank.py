@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from esper.fusion.batch_last import batch_last
 from esper.fusion.fuse import flatten_parameters
+from esper.fusion.layout import Layout, take_members
 from esper.fusion.stacked import FusionError
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend
@@ -17,6 +19,7 @@ from esper.seeds.bank import SeedBank, newborn
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.cnn import ConvLightConfig
 from esper.seeds.blueprints.plain import NormConfig
+from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.seeds.gated import Gate, Gated
 from tests.reference_host import optimiser_step
 
@@ -168,3 +171,38 @@ def test_a_gate_learns_from_the_first_step_within_the_clipping_of_its_seed(grown
         moved = (network.banks[key].fleet.flat - before[key])[member]
         assert moved[-count_parameters(Gate(network.slots[slot].channels)) :].any()
         assert moved.norm().item() == pytest.approx(0.05 * 1e-3, rel=0.02)  # the whole step: one norm for branch and gate
+
+
+FEATURES = {
+    "own kernels": (SlotSpec("r0c0", 4), lambda: batch_last(torch.randn(16, 12, 6, 6))),
+    "grouped": (SlotSpec("r0c0", 4), lambda: torch.randn(16, 12, 6, 6).contiguous(memory_format=torch.channels_last)),
+    "one by one": (SlotSpec("r0c0", 8), lambda: torch.randn(33, 24, 24, 24).contiguous(memory_format=torch.channels_last)),
+    "sequences": (SlotSpec("l0", 16, layout=Layout.SEQUENCES), lambda: torch.randn(24, 7, 16)),
+    "vectors": (SlotSpec("h0", 16, layout=Layout.VECTORS), lambda: torch.randn(16, 48)),
+}
+
+
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("blueprint", BLUEPRINTS)
+def test_the_numbers_of_a_member_do_not_depend_on_whether_others_hold_a_seed(blueprint, features):
+    """Not a single bit, except that torch's sums over images round by the number of channels in all."""
+    slot, make = FEATURES[features]
+    config = BLUEPRINTS[blueprint]()
+    if config.obstacle(slot):
+        pytest.skip("does not grow there")
+    bank = SeedBank(config, slot, 4, SGDConfig(), "cpu")
+    with torch.no_grad():
+        bank.fleet.flat.normal_()
+    x, results, piece = make(), [], {1: 0, 2: 1, 0: 2, 3: 1}  # a piece of the features for each row
+    slope = torch.randn_like(x)
+    assert bank._one_by_one(x, 3) == (features == "one by one")
+    for chosen in ([1], [1, 2], [0, 1, 3]):
+        pieces, here, bank.fleet.flat.grad = torch.tensor([piece[row] for row in chosen]), torch.tensor([chosen.index(1)]), None
+        part = take_members(x, pieces, 3).requires_grad_()
+        delta = bank.delta(torch.tensor(chosen), part)
+        delta.backward(take_members(slope, pieces, 3))
+        of_member = [take_members(whole, here, len(chosen)) for whole in (delta.detach(), part.grad)]
+        results.append([*of_member, bank.fleet.flat.grad[1]])
+    summed = blueprint in ("norm", "attention") and features in ("own kernels", "grouped")
+    for alone, beside in [*zip(results[0], results[1], strict=True), *zip(results[0], results[2], strict=True)]:
+        torch.testing.assert_close(alone, beside, rtol=1e-5 * summed, atol=1e-4 * summed)
