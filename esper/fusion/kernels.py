@@ -34,15 +34,15 @@ CHUNK = 4096
 """Elements that are added in the precision of the data before their sum is added in double precision."""
 
 
-def compiled(function: Callable[Given, Result]) -> Callable[Given, Result]:
+def compiled(function: Callable[Given, Result], *, reordered: bool = True) -> Callable[Given, Result]:
     """Return a function that Numba compiles on its first call.
 
-    The compiled code is kept beside the source or in the user's cache, if one of them can be written to. Sums may be reordered;
-    infinities and NaN are those of the formulas as written. Functions that it calls are inlined: else a process that compiles it
-    would link another copy of them than one that loads it, rounded differently.
+    The compiled code is kept beside the source or in the user's cache, if one of them can be written to. Sums may be reordered,
+    and products fused with them, if `reordered`; infinities and NaN are those of the formulas as written. Functions that it calls
+    are inlined: else a process that compiles it would link another copy of them than one that loads it, rounded differently.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": True}
-    options["fastmath"] = {"reassoc", "contract", "nsz"}
+    options["fastmath"] = {"reassoc", "contract", "nsz"} if reordered else False
     decorate: Any = njit
     try:
         return decorate(cache=True, **options)(function)

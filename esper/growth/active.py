@@ -3,7 +3,7 @@
 # M members, L members with an active seed
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from esper.fusion.batch_last import fits_kernels
 from esper.fusion.device import on_device
 from esper.fusion.layout import join_members, split_members, take_members
 from esper.growth.blend import blend, isolate
+from esper.growth.slot_rows import SlotRows, blend_rows, fork_rows
 from esper.lifecycle.roles import Blend, Roles
 from esper.lifecycle.stages import BoolArray
 from esper.seeds.bank import SeedBank
@@ -53,6 +55,8 @@ class ActiveSeeds:
     """Seeds that blend by multiplication, bool `[L]`; None for none."""
     open_L: Tensor | None
     """Seeds whose gradient reaches the features, bool `[L]`; None for all."""
+    _rows: dict[int, SlotRows] = field(default_factory=dict)
+    """The slot in own kernels, by the number of members in the features."""
 
     def delta(self, part: Tensor) -> Tensor:
         """Return the deltas of the seeds for the features of these members."""
@@ -61,9 +65,21 @@ class ActiveSeeds:
 
     def blended(self, x: Tensor, members: int) -> Tensor:
         """Return the output of the slot for its input, the features of `members` members."""
+        if self.times_L is None and fits_kernels(x):
+            return self._blended_rows(x, members)
         part = take_members(x, self.active_L, members)
         delta = self.delta(part if self.open_L is None else isolate(part, self.open_L))
         return blend(x, delta, self.alpha_L, self.pull_L, self.active_L, members, self.times_L)
+
+    def _blended_rows(self, x: Tensor, members: int) -> Tensor:
+        """Return the output of the slot for images that own kernels compute, with the bits of `blended`."""
+        if members not in self._rows:
+            sizes = [len(group.rows_L) for group in self.groups]
+            self._rows[members] = SlotRows.of(members, sizes, self.active_L, self.alpha_L, self.pull_L, self.open_L)
+        rows = self._rows[members]
+        x, *pieces = fork_rows(x, rows)
+        deltas = [group.delta(piece) for group, piece in zip(self.groups, pieces, strict=True)]
+        return blend_rows(x, deltas, rows)
 
     def varied(self, h: Tensor, delta: Tensor, alpha_L: Tensor, members: int) -> Tensor:
         """Return the output of the slot for given deltas and other blend weights, for forwards without gradient."""
