@@ -7,7 +7,7 @@ kernel.
 # G groups, I inputs and O outputs of a group, C channels, H rows, W columns, B batch, K size of a kernel
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.fusion.batch_last import as_array, as_vector, new_images
+from esper.fusion.batch_last import as_array, new_images
 
 Array = npt.NDArray[Any]
+Weights = tuple[Array, Array | None]
+"""Weight and bias of a layer of all members; axes before those of a kernel, or of a channel, may be joined."""
 Gradients = tuple[Array | None, Array | None, Array | None]
 """Gradients of the input, the weight and the bias of a layer; None for those that nobody wants."""
 
@@ -33,19 +35,19 @@ class Convolution:
     groups: int
     rectify: bool = False
 
-    def channels(self, weight: Tensor) -> int:
+    def channels(self, weight: Array) -> int:
         """Return the number of channels of the result."""
-        return weight.numel() // weight.shape[-3:].numel()
+        return weight.size // int(np.prod(weight.shape[-3:]))
 
-    def compute(self, x: Array, weight: Tensor, bias: Tensor | None, out: Array | None) -> tuple[Array, Array]:
+    def compute(self, x: Array, weight: Array, bias: Array | None, out: Array | None) -> tuple[Array, Array]:
         """Return the result `[G*O, H, W, B]` for `[G*I, H, W, B]`, in `out` if it is given, and what the gradient needs."""
-        filters, channels = filters_of(weight, self.groups), self.channels(weight)
+        filters, channels = weight.reshape(self.groups, -1, *weight.shape[-3:]), self.channels(weight)
         out = np.empty((channels, *x.shape[1:]), x.dtype) if out is None else out
-        shift = np.zeros(channels, x.dtype) if bias is None else as_vector(bias)
+        shift = np.zeros(channels, x.dtype) if bias is None else bias
         _convolve(x, filters, shift, out, rectify=self.rectify)
         return out, filters
 
-    def gradients(self, slope: Array, x: Array, out: Array, filters: Any, weight: Tensor, wanted: Sequence[bool]) -> Gradients:
+    def gradients(self, slope: Array, x: Array, out: Array, filters: Any, weight: Array, wanted: Sequence[bool]) -> Gradients:
         """Return the gradients for that of the result."""
         from esper.fusion import kernels
 
@@ -76,38 +78,41 @@ class GroupNorm:
     eps: float
     rectify: bool = False
 
-    def channels(self, weight: Tensor) -> int:
+    def channels(self, weight: Array) -> int:
         """Return the number of channels of the result."""
-        return weight.numel()
+        return weight.size
 
-    def compute(self, x: Array, weight: Tensor, bias: Tensor | None, out: Array | None) -> tuple[Array, Array]:
+    def compute(self, x: Array, weight: Array, bias: Array | None, out: Array | None) -> tuple[Array, Array]:
         """Return the result for `[C, H, W, B]`, in `out` if it is given, and what the gradient needs."""
         from esper.fusion import kernels
 
         assert bias is not None
         out = np.empty_like(x) if out is None else out
         moments = np.empty((2, self.groups, x.shape[-1]), x.dtype)
-        affine = as_vector(weight).reshape(self.groups, -1), as_vector(bias).reshape(self.groups, -1)
+        affine = weight.reshape(self.groups, -1), bias.reshape(self.groups, -1)
         given, result = _grouped(x, self.groups), _grouped(out, self.groups)
         kernels.normalise_groups(given, *affine, result, moments[0], moments[1], self.eps, self.rectify)
         return out, moments
 
-    def gradients(self, slope: Array, x: Array, out: Array, moments: Any, weight: Tensor, wanted: Sequence[bool]) -> Gradients:
+    def gradients(self, slope: Array, x: Array, out: Array, moments: Any, weight: Array, wanted: Sequence[bool]) -> Gradients:
         """Return the gradients for that of the result."""
         from esper.fusion import kernels
 
         grad_x, affine = np.empty_like(x), np.empty((2, self.groups, len(x) // self.groups), x.dtype)
-        given, result, weights = _grouped(x, self.groups), _grouped(out, self.groups), as_vector(weight).reshape(self.groups, -1)
+        given, result, weights = _grouped(x, self.groups), _grouped(out, self.groups), weight.reshape(self.groups, -1)
         found = _grouped(grad_x, self.groups), affine[0], affine[1]
         arrays = (_grouped(slope, self.groups), given, result, weights, moments[0], moments[1])
         kernels.normalise_groups_backward(*arrays, self.rectify, *found)
         return grad_x, affine[0], affine[1]
 
 
+Layer = Convolution | GroupNorm
+
+
 class Link(NamedTuple):
     """A layer of a chain."""
 
-    layer: Convolution | GroupNorm
+    layer: Layer
     weight: Tensor
     bias: Tensor | None
 
@@ -123,45 +128,154 @@ class _Chain(torch.autograd.Function):
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, x: Tensor, layers: Sequence[Convolution | GroupNorm], *weights: Tensor | None
+        ctx: Any, x: Tensor, layers: Sequence[Layer], *weights: Tensor | None
     ) -> Tensor:
-        inputs, known = [as_array(x)], list[Any]()
-        *inner, last = layers
-        for place, layer in enumerate(inner):
-            out, found = layer.compute(inputs[place], *_of(weights, place), None)
-            inputs.append(out)
-            known.append(found)
-        weight, bias = _of(weights, len(inner))
-        result, out = new_images((last.channels(weight), *inputs[-1].shape[1:]), inputs[-1])
-        known.append(last.compute(inputs[-1], weight, bias, out)[1])
-        ctx.save_for_backward(x, result if last.rectify else None, *weights)
-        ctx.layers, ctx.between, ctx.known = layers, inputs[1:], known
+        result, between, known = _forward(as_array(x), layers, _arrays(weights))
+        ctx.save_for_backward(x, result if layers[-1].rectify else None, *weights)
+        ctx.layers, ctx.between, ctx.known = layers, between, known
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, result, *weights = ctx.saved_tensors
-        inputs = [as_array(x), *ctx.between]
-        results = [*ctx.between, inputs[-1] if result is None else as_array(result)]  # only a ReLU needs its result
-        slope: Array | None = as_array(grad)
-        found: list[Tensor | None] = [None] * len(weights)
-        for place in reversed(range(len(ctx.layers))):
-            wanted = (place > 0 or ctx.needs_input_grad[0], *ctx.needs_input_grad[2 + 2 * place : 4 + 2 * place])
-            given = inputs[place], results[place], ctx.known[place], weights[2 * place]
-            slope, *changes = ctx.layers[place].gradients(slope, *given, wanted)
-            for index, change in enumerate(changes, 2 * place):
-                if ctx.needs_input_grad[2 + index] and change is not None:
-                    found[index] = torch.from_numpy(change).view(weights[index].shape)
-        before = None if slope is None or not ctx.needs_input_grad[0] else torch.from_numpy(slope).movedim(-1, 0)
+        wanted = [ctx.needs_input_grad[2 + 2 * place : 4 + 2 * place] for place in range(len(ctx.layers))]
+        passed = Passed(as_array(x), result, ctx.layers, ctx.between, ctx.known, _arrays(weights))
+        before, changes = _backward(passed, as_array(grad), wanted, wants_x=ctx.needs_input_grad[0])
+        pairs = zip([change for pair in changes for change in pair], weights, strict=True)
+        found = [
+            None if change is None or weight is None else torch.from_numpy(change).view(weight.shape) for change, weight in pairs
+        ]
         return before, None, *found
 
 
-def _of(weights: Sequence[Tensor | None], place: int) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of a layer."""
-    weight = weights[2 * place]
-    assert weight is not None
-    return weight, weights[2 * place + 1]
+class FlatLayer(NamedTuple):
+    """A layer of a chain whose weights are columns of a flat tensor `[M, P]`."""
+
+    layer: Layer
+    """For one member."""
+    weight: slice
+    shape: tuple[int, ...]
+    """Shape of one member's weight."""
+    bias: slice | None
+
+
+def flat_chain(x: Tensor, flat: Tensor, rows_L: Tensor, layers: Sequence[FlatLayer], learns_L1: Tensor | None = None) -> Tensor:
+    """Return the result of `chain` for some members, whose weights are rows of a flat tensor.
+
+    Args:
+        x: `[B, L*C, H, W]`.
+        flat: `[M, P]`; its gradient is 0 for other members.
+        rows_L: the members, which may repeat if no gradient is wanted.
+        layers: the layers of one member.
+        learns_L1: bool `[L, 1]`, members whose weights get a gradient; None for all.
+    """
+    apply: Callable[..., Tensor] = _FlatChain.apply
+    return apply(x, flat, rows_L, layers, learns_L1)
+
+
+class _FlatChain(torch.autograd.Function):
+    """See `flat_chain`."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, x: Tensor, flat: Tensor, rows_L: Tensor, flat_layers: Sequence[FlatLayer], learns_L1: Tensor | None
+    ) -> Tensor:
+        rows = rows_L.numpy()
+        values, count = flat.detach().numpy()[rows], len(rows)
+        layers = [replace(one.layer, groups=count * one.layer.groups) for one in flat_layers]
+        weights: list[Weights] = [
+            (
+                np.ascontiguousarray(values[:, one.weight]).reshape(count, *one.shape),
+                None if one.bias is None else np.ascontiguousarray(values[:, one.bias]).reshape(-1),
+            )
+            for one in flat_layers
+        ]
+        result, between, known = _forward(as_array(x), layers, weights)
+        ctx.save_for_backward(x, result if layers[-1].rectify else None)
+        ctx.layers, ctx.between, ctx.known, ctx.weights = layers, between, known, weights
+        ctx.places, ctx.rows, ctx.shape, ctx.learns = flat_layers, rows, flat.shape, learns_L1
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, result = ctx.saved_tensors
+        wants_x, wants_flat = ctx.needs_input_grad[:2]
+        passed = Passed(as_array(x), result, ctx.layers, ctx.between, ctx.known, ctx.weights)
+        before, changes = _backward(passed, as_array(grad), [(wants_flat, wants_flat)] * len(ctx.layers), wants_x=wants_x)
+        if not wants_flat:
+            return before, *[None] * 4
+        whole = torch.zeros(ctx.shape, dtype=grad.dtype)
+        rows, out = ctx.rows, whole.numpy()
+        for one, (weight, bias) in zip(ctx.places, changes, strict=True):
+            for columns, change in ((one.weight, weight), (one.bias, bias)):
+                if columns is not None and change is not None:
+                    out[rows, columns] = change.reshape(len(rows), -1)
+        if ctx.learns is not None:
+            out[rows[~ctx.learns.numpy()[:, 0]]] = 0
+        return before, whole, None, None, None
+
+
+class Passed(NamedTuple):
+    """A forward pass through a chain."""
+
+    x: Array
+    """The input `[C, H, W, B]`."""
+    result: Tensor | None
+    """The result, if its last layer has a ReLU."""
+    layers: Sequence[Layer]
+    between: Sequence[Array]
+    """Inputs of all layers but the first."""
+    known: Sequence[Any]
+    """What the gradient of each layer needs."""
+    weights: Sequence[Weights]
+
+
+def _forward(x: Array, layers: Sequence[Layer], weights: Sequence[Weights]) -> tuple[Tensor, list[Array], list[Any]]:
+    """Return the result for `[C, H, W, B]`, the inputs of all layers but the first, and what the gradient of each layer needs."""
+    inputs, known, (*inner, last) = [x], list[Any](), layers
+    for place, layer in enumerate(inner):
+        out, found = layer.compute(inputs[place], *weights[place], None)
+        inputs.append(out)
+        known.append(found)
+    weight, bias = weights[-1]
+    result, out = new_images((last.channels(weight), *inputs[-1].shape[1:]), inputs[-1])
+    known.append(last.compute(inputs[-1], weight, bias, out)[1])
+    return result, inputs[1:], known
+
+
+def _backward(
+    passed: Passed, slope: Array, wanted: Sequence[Sequence[bool]], *, wants_x: bool
+) -> tuple[Tensor | None, list[tuple[Array | None, Array | None]]]:
+    """Return the gradient of the input, and those of weight and bias of each layer, for that of the result.
+
+    Args:
+        passed: the forward pass.
+        slope: gradient of the result.
+        wanted: for each layer, whether the gradients of weight and bias are wanted.
+        wants_x: whether that of the input is.
+    """
+    inputs = [passed.x, *passed.between]
+    results = [*passed.between, inputs[-1] if passed.result is None else as_array(passed.result)]
+    now: Array | None = slope
+    changes = list[tuple[Array | None, Array | None]]()
+    for place in reversed(range(len(passed.layers))):
+        assert now is not None
+        given = inputs[place], results[place], passed.known[place], passed.weights[place][0]
+        now, weight, bias = passed.layers[place].gradients(now, *given, (place > 0 or wants_x, *wanted[place]))
+        changes.append((weight, bias))
+    return torch.from_numpy(now).movedim(-1, 0) if wants_x and now is not None else None, changes[::-1]
+
+
+def _arrays(weights: Sequence[Tensor | None]) -> list[Weights]:
+    """Return weight and bias of each layer as contiguous arrays."""
+    arrays = [None if weight is None else weight.detach().contiguous().numpy() for weight in weights]
+    pairs = list[Weights]()
+    for weight, bias in zip(arrays[::2], arrays[1::2], strict=True):
+        assert weight is not None
+        pairs.append((weight, None if bias is None else bias.reshape(-1)))
+    return pairs
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, *, rectify: bool = False) -> Tensor:

@@ -150,6 +150,14 @@ class Fleet:
         ]
         self._whole = True
 
+    def columns(self) -> dict[tuple[nn.Module, str], tuple[slice, tuple[int, ...]]]:
+        """Return the columns of `flat`, and the shape for one member, of each parameter of each layer."""
+        found, start = dict[tuple[nn.Module, str], tuple[slice, tuple[int, ...]]](), 0
+        for (several, shape), size in zip(self._slots, self._sizes, strict=True):
+            found |= dict.fromkeys(several, (slice(start, start + size), tuple(shape[1:])))
+            start += size
+        return found
+
     def bind(self, flat: Tensor | None = None) -> nn.Module:
         """Bind views of `flat` (default: all members) to the layers, and return the module, ready for one forward.
 

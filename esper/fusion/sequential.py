@@ -2,17 +2,18 @@
 
 # M members, B batch, C channels
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
 from esper.fusion import batch_last_layers as own
 from esper.fusion.batch_last import fits_kernels
-from esper.fusion.chain import Link, chain
+from esper.fusion.chain import FlatLayer, Link, chain
 from esper.fusion.stacked import StackedBatchNorm2d, StackedConv2d, StackedGroupNorm, StackedMaxPool2d
 
 Step = tuple[Callable[..., Tensor], slice]
 """A function of the features and of some layers, and these layers."""
+Columns = Mapping[tuple[nn.Module, str], tuple[slice, tuple[int, ...]]]
 
 
 class StackedSequential(nn.Sequential):
@@ -61,10 +62,24 @@ def _next(layers: Sequence[nn.Module]) -> tuple[Callable[..., Tensor], int]:
     return (_chain, length) if starts else (_layer, 1)
 
 
-def is_chain(module: nn.Module) -> bool:
-    """Return whether Esper's own kernels compute a whole module, if it is given images in batch-last memory."""
-    kinds = (StackedConv2d, StackedGroupNorm, nn.Identity, nn.ReLU)
-    return isinstance(module, StackedSequential) and all(isinstance(layer, kinds) and _links(layer) for layer in module)
+def flat_layers(module: nn.Module, columns: Columns) -> tuple[FlatLayer, ...]:
+    """Return the layers of a fused module that is a chain as a whole, for `flat_chain`; nothing if it is not.
+
+    Args:
+        module: the module of a `Fleet`.
+        columns: see `Fleet.columns`.
+    """
+    layers = [layer for layer in module if type(layer) is not nn.Identity] if isinstance(module, StackedSequential) else []
+    masked = any(isinstance(layer, StackedConv2d) and layer.mask is not None for layer in layers)
+    if not layers or masked or type(layers[0]) is nn.ReLU or not all(_links(layer) for layer in layers):
+        return ()
+    found = list[FlatLayer]()
+    for layer, following in zip(layers, [*layers[1:], None], strict=True):
+        if isinstance(layer, StackedConv2d | StackedGroupNorm):
+            weight, shape = columns[layer, "weight"]
+            bias, _ = columns.get((layer, "bias"), (None, ()))
+            found.append(FlatLayer(layer.for_one(rectify=_is_relu(following)), weight, shape, bias))
+    return tuple(found)
 
 
 def _is_block(layers: Sequence[nn.Module]) -> bool:
@@ -77,14 +92,15 @@ def _is_block(layers: Sequence[nn.Module]) -> bool:
 def _links(layer: nn.Module) -> bool:
     """Return whether a layer can be part of a chain."""
     kept = type(layer) in (StackedGroupNorm, nn.Identity, nn.ReLU) or (isinstance(layer, StackedConv2d) and layer.keeps_size)
-    return kept and not _is_hooked(layer)
+    return kept and not is_hooked(layer)
 
 
 def _is_relu(layer: nn.Module | None) -> bool:
-    return type(layer) is nn.ReLU and not _is_hooked(layer)
+    return type(layer) is nn.ReLU and not is_hooked(layer)
 
 
-def _is_hooked(layer: nn.Module) -> bool:
+def is_hooked(layer: nn.Module) -> bool:
+    """Return whether somebody watches the calls of a layer, so that it has to be called."""
     return any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_forward_pre_hooks"))
 
 

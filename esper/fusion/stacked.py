@@ -91,6 +91,10 @@ class StackedConv2d(StackedLayer):
         """Return the layer, and a ReLU after it if `rectify`, as part of a `chain`; only if `keeps_size`."""
         return Link(Convolution(self.members * self.groups, rectify), self._masked(), self.bias)
 
+    def for_one(self, *, rectify: bool = False) -> Convolution:
+        """Return the layer of one member without its weights, and a ReLU after it if `rectify`; only if `keeps_size`."""
+        return Convolution(self.groups, rectify)
+
     def _masked(self) -> Tensor:
         return self.weight if self.mask is None else self.weight * self.mask[:, None, None]
 
@@ -151,6 +155,10 @@ class StackedGroupNorm(StackedLayer):
     def link(self, *, rectify: bool = False) -> Link:
         """Return the layer, and a ReLU after it if `rectify`, as part of a `chain`."""
         return Link(GroupNorm(self.members * self.num_groups, self.eps, rectify), self.weight, self.bias)
+
+    def for_one(self, *, rectify: bool = False) -> GroupNorm:
+        """Return the layer of one member without its weights, and a ReLU after it if `rectify`."""
+        return GroupNorm(self.num_groups, self.eps, rectify)
 
 
 class StackedMaxPool2d(StackedLayer):

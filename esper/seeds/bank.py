@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.fusion.batch_last import NARROW, any_strides, fits_kernels, is_batch_last
+from esper.fusion.chain import flat_chain
 from esper.fusion.device import on_device
 from esper.fusion.fuse import Fleet, flatten_parameters
 from esper.fusion.layout import join_members, members_first, split_members
-from esper.fusion.sequential import is_chain
+from esper.fusion.sequential import flat_layers, is_hooked
 from esper.fusion.stacked import FusionError
 from esper.hosts.base import SlotSpec
 from esper.optimisers.base import OptimiserConfig
@@ -53,7 +54,7 @@ class SeedBank:
                 "use GroupNorm instead of BatchNorm"
             )
         self.fleet = Fleet([branch] * members, device)
-        self._any_strides, self._is_chain = any_strides(branch), is_chain(self.fleet.module)
+        self._any_strides, self._chain = any_strides(branch), flat_layers(self.fleet.module, self.fleet.columns())
         with torch.no_grad():
             self.fleet.flat.zero_()
         self.optimiser = optimiser.build(self.fleet.flat, optimiser.seeds.warmup_batches)
@@ -84,7 +85,8 @@ class SeedBank:
         """Return the deltas of the live members' seeds, in layout and dtype of `x`: delta(x), or g(x) * delta(x) with a gate.
 
         The numbers of a member do not depend on whether others hold a seed, but for the rounding of torch's sums over images. An
-        ungrouped convolution may round differently from a grouped one, so a single live row is computed twice where that matters.
+        ungrouped convolution may round differently from a grouped one, so a single live row of several is computed twice, but not
+        in sequences and in Esper's own kernels on a CPU, which round alike.
 
         Args:
             rows_L: rows of the bank, in the order of the features.
@@ -96,8 +98,10 @@ class SeedBank:
         Raises:
             SeedError: the branch raised an error.
         """
-        x, flat = self.given(x), self.fleet.flat if learns else self.fleet.flat.detach()
-        count = len(rows_L)
+        x, flat, count = self.given(x), self.fleet.flat if learns else self.fleet.flat.detach(), len(rows_L)
+        if self._chain and fits_kernels(x) and x.dtype == flat.dtype and not is_hooked(self.fleet.module):
+            with seed_errors(self.blueprint, self.slot):
+                return flat_chain(x, flat, rows_L, self._chain, learns_L1)
         rows = flat if count == self.fleet.members and not repeats else flat.index_select(0, rows_L)
         if learns_L1 is not None:
             rows = torch.where(learns_L1, rows, rows.detach())
@@ -105,7 +109,7 @@ class SeedBank:
             if self._one_by_one(x, count):
                 pieces = zip(rows.split(1), split_members(x, [1] * count), strict=True)
                 return join_members([self.fleet.bind(row)(_dense(piece)).to(x.dtype) for row, piece in pieces])
-            if count == 1 < self.fleet.members and not self._rounded_alike(x):
+            if count == 1 < self.fleet.members and not (x.is_cpu and members_first(x)):
                 return split_members(self.fleet.bind(rows.expand(2, -1))(join_members([x, x])), [1, 1])[0].to(x.dtype)
             return self.fleet.bind(rows)(x).to(x.dtype)
 
@@ -117,10 +121,6 @@ class SeedBank:
         if self.fleet.members == 1 or not x.is_cpu or x.dim() != 4 or is_batch_last(x):
             return self.fleet.members == 1 < members
         return x.shape[1] // members >= NARROW and x.numel() // members >= LARGE
-
-    def _rounded_alike(self, x: Tensor) -> bool:
-        """Return whether one member gets the same bits alone as beside others: sequences, and images in own kernels, on a CPU."""
-        return x.is_cpu and (members_first(x) or (self._is_chain and fits_kernels(x)))
 
     def given(self, x: Tensor) -> Tensor:
         """Return features in a memory layout that the branch can compute with."""

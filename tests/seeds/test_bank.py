@@ -206,3 +206,27 @@ def test_the_numbers_of_a_member_do_not_depend_on_whether_others_hold_a_seed(blu
     summed = blueprint in ("norm", "attention") and features in ("own kernels", "grouped")
     for alone, beside in [*zip(results[0], results[1], strict=True), *zip(results[0], results[2], strict=True)]:
         torch.testing.assert_close(alone, beside, rtol=1e-5 * summed, atol=1e-4 * summed)
+
+
+@pytest.mark.parametrize("learns", [None, (True, False)], ids=["all learn", "one learns"])
+@pytest.mark.parametrize("blueprint", ["conv_small", "conv_light", "conv_heavy", "depthwise", "bottleneck"])
+def test_a_seed_that_is_one_chain_has_the_bits_of_its_layers(blueprint, learns):
+    """A hook has the layers called one after another."""
+    bank, rows = SeedBank(BLUEPRINTS[blueprint](), SlotSpec("r0c0", 4), 5, SGDConfig(), "cpu"), torch.tensor([3, 1])
+    learns_L1 = None if learns is None else torch.tensor(learns)[:, None]
+    with torch.no_grad():
+        bank.fleet.flat.normal_()
+    x, slope = (batch_last(torch.randn(16, 8, 5, 6)) for _ in range(2))
+    results, calls = [], []
+    for _ in range(2):
+        bank.fleet.flat.grad = None
+        given = x.clone().requires_grad_()
+        delta = bank.delta(rows, given, learns_L1)
+        delta.backward(slope)
+        with torch.no_grad():
+            again = bank.delta(torch.tensor([1, 1, 3, 1, 0]), batch_last(x.repeat(1, 3, 1, 1)[:, :20]), repeats=True)
+        results.append([delta.detach(), given.grad, bank.fleet.flat.grad, again])
+        calls.append(bank.fleet.module.register_forward_hook(lambda *_: calls.append(None)))
+    assert calls.count(None) == 2, "the second time, the module was called"
+    for ours, layers in zip(*results, strict=True):
+        assert ours.equal(layers)
