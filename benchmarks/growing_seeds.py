@@ -1,4 +1,4 @@
-"""Train and validate hosts with seeds that learn, and the same hosts without, in turn: what does a seed cost for its FLOPs?
+"""Train and validate hosts with seeds that learn, and the same hosts without, in turn: how much time does a seed take per FLOP?
 
     OMP_NUM_THREADS=1 python benchmarks/growing_seeds.py
     OMP_NUM_THREADS=1 python benchmarks/growing_seeds.py --tasks digits --hosts 64 --rounds 20

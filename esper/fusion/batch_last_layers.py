@@ -228,3 +228,8 @@ def prepare() -> None:
             results.append(chain(x, [Link(GroupNorm(2, 1e-5, rectify), weight, bias)]))
             results.append(block(x, filters, bias, weight, bias, mean, var, 0.1, 1e-5, members=2, pools=rectify))
         torch.cat([result.flatten() for result in results]).sum().backward()
+        rows, places, scale = np.zeros((2, 4), np.float32), np.arange(2), np.ones(2, np.float32)
+        kernels.copy_rows(rows, places, rows.copy())
+        kernels.take_rows(rows, places, rows.copy())
+        kernels.take_scaled(rows, places, scale, rows.copy())
+        kernels.add_scaled(rows, rows.copy(), places, scale, places, rows.copy())

@@ -126,6 +126,9 @@ class Fleet:
             if len(modules) > 1:
                 raise
             self.module, self.stacked = copy.deepcopy(modules[0]).to(device), False
+            for layer in self.module.modules():
+                if isinstance(layer, nn.GroupNorm):
+                    layer.register_forward_pre_hook(_with_gradient)
         self._template = copy.deepcopy(modules[0])
         self._layers = [layer for layer in self.module.modules() if isinstance(layer, StackedLayer)]
         places: dict[int, list[tuple[nn.Module, str]]] = {}  # a parameter may be used in several places
@@ -216,6 +219,14 @@ class Fleet:
             for name, buffer in module.named_buffers():
                 buffer.copy_(self.buffers[name][index])
         return module
+
+
+def _with_gradient(layer: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the input of a group norm, with a gradient if the layer learns: see `StackedGroupNorm`."""
+    weight, (x, *_) = getattr(layer, "weight", None), given
+    if weight is None or not weight.requires_grad or x.requires_grad or not torch.is_grad_enabled():
+        return given
+    return x.detach().requires_grad_(), *given[1:]
 
 
 def flatten_parameters(module: nn.Module) -> Tensor:

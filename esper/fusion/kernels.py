@@ -15,6 +15,7 @@ All are in one file, since Numba keeps compiled code until the file of a functio
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -38,8 +39,9 @@ def compiled(function: Callable[Given, Result], *, reordered: bool = True) -> Ca
     """Return a function that Numba compiles on its first call.
 
     The compiled code is kept beside the source or in the user's cache, if one of them can be written to. Sums may be reordered,
-    and products fused with them, if `reordered`; infinities and NaN are those of the formulas as written. Functions that it calls
-    are inlined: else a process that compiles it would link another copy of them than one that loads it, rounded differently.
+    and products fused with them, if `reordered`; infinities and NaN are those of the formulas as written. Compiled functions are
+    inlined into their callers: otherwise, the process that compiles a caller would link another copy of them than one that loads
+    it, and may round differently.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": True}
     options["fastmath"] = {"reassoc", "contract", "nsz"} if reordered else False
@@ -48,6 +50,9 @@ def compiled(function: Callable[Given, Result], *, reordered: bool = True) -> Ca
         return decorate(cache=True, **options)(function)
     except RuntimeError:  # there is no place for it
         return decorate(**options)(function)
+
+
+as_written = partial(compiled, reordered=False)
 
 
 @contextmanager
@@ -737,3 +742,47 @@ def run_block_backward(
             pool_backward(before.reshape(inputs, height, width, batch), place[m], grad_x[m])
         elif wanted:
             convolve(slope, turned[own], zero, grad_x[own].reshape(1, inputs, height, width * batch), batch, False)
+
+
+# ---- rows: the features of a member are a row; results are those of the formulas as written, bit for bit
+
+
+@as_written
+def copy_rows(x: Array, places: Array, out: Array) -> None:
+    """Copy the rows at these places of `x` `[M, K]` to the same places of `out`."""
+    for m in places:
+        out[m] = x[m]
+
+
+@as_written
+def take_rows(x: Array, places: Array, out: Array) -> None:
+    """Set `out` `[L, K]` to the rows at these places of `x` `[M, K]`."""
+    for index in range(len(places)):
+        out[index] = x[places[index]]
+
+
+@as_written
+def take_scaled(x: Array, places: Array, scale: Array, out: Array) -> None:
+    """Set `out` `[L, K]` to the rows at these places of `x` `[M, K]`, times `scale` `[L]`."""
+    for index in range(len(places)):
+        row, factor = x[places[index]], scale[index]
+        for k in range(len(row)):
+            out[index, k] = row[k] * factor
+
+
+@as_written
+def add_scaled(x: Array, part: Array, rows: Array, scale: Array, places: Array, out: Array) -> None:
+    """Set `out` `[M, K]` at these places to `x` plus the given rows of `part` times `scale`; other places keep their values.
+
+    Args:
+        x: `[M, K]`.
+        part: `[L, K]`.
+        rows: a row of `part` for each place.
+        scale: a factor for each place.
+        places: rows of `x` and `out`.
+        out: `[M, K]`.
+    """
+    for index in range(len(places)):
+        row, other, factor, m = x[places[index]], part[rows[index]], scale[index], places[index]
+        for k in range(len(row)):
+            out[m, k] = row[k] + other[k] * factor

@@ -56,7 +56,7 @@ class ActiveSeeds:
     open_L: Tensor | None
     """Seeds whose gradient reaches the features, bool `[L]`; None for all."""
     _rows: dict[int, SlotRows] = field(default_factory=dict)
-    """The slot in own kernels, by the number of members in the features."""
+    """The slot for Esper's own kernels, by the number of members in the features."""
 
     def delta(self, part: Tensor) -> Tensor:
         """Return the deltas of the seeds for the features of these members."""
@@ -72,7 +72,7 @@ class ActiveSeeds:
         return blend(x, delta, self.alpha_L, self.pull_L, self.active_L, members, self.times_L)
 
     def _blended_rows(self, x: Tensor, members: int) -> Tensor:
-        """Return the output of the slot for images that own kernels compute, with the bits of `blended`."""
+        """Return what `blended` returns, bit for bit, for images that Esper's own kernels compute."""
         if members not in self._rows:
             sizes = [len(group.rows_L) for group in self.groups]
             self._rows[members] = SlotRows.of(members, sizes, self.active_L, self.alpha_L, self.pull_L, self.open_L)

@@ -1,8 +1,8 @@
-"""A slot on images in batch-last memory, where the features of a member are a row: two functions for autograd, without copies.
+"""A slot on images in batch-last memory, where the features of a member are a row: two functions for autograd.
 
-The usual way through a slot gathers the members of its seeds, splits them by bank, joins the deltas and adds them; its gradient
-does the same backwards. On small hosts, this takes as long as the seeds themselves. Here each row is read and written once, with
-the same bits as in `blend` and `isolate`.
+Elsewhere, the members with seeds are gathered and split by bank, and the deltas are joined, scaled and added; the backward pass
+does the same in reverse. On small hosts this takes as long as the seeds themselves. Here each row is read and written once.
+Results and gradients are those of `blend` and `isolate`, bit for bit.
 """
 
 # M members, L members with a seed of one bank, K values of one member, B batch, C channels
@@ -106,13 +106,13 @@ class _Fork(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: SlotRows) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        from esper.fusion import row_kernels
+        from esper.fusion import kernels
 
         ctx.rows, given = rows, as_array(x)
         pieces = list[Tensor]()
         for bank in rows.banks:
             piece, out = _new_rows(bank.seeds, rows.members, given)
-            row_kernels.take_rows(_by_member(given, rows.members), bank.places_L, out)
+            kernels.take_rows(_by_member(given, rows.members), bank.places_L, out)
             pieces.append(piece)
         ctx.mark_non_differentiable(*(piece for bank, piece in zip(rows.banks, pieces, strict=True) if not len(bank.open_O)))
         ctx.set_materialize_grads(False)
@@ -123,7 +123,7 @@ class _Fork(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad: Tensor, *slopes: Tensor | None
     ) -> tuple[Tensor, None]:
-        from esper.fusion import row_kernels
+        from esper.fusion import kernels
 
         rows: SlotRows = ctx.rows
         if all(slope is None for slope in slopes):
@@ -131,14 +131,14 @@ class _Fork(torch.autograd.Function):
         given = as_array(grad)
         whole, out = _new_rows(rows.members, rows.members, given)
         from_after = _by_member(given, rows.members)
-        row_kernels.copy_rows(from_after, rows.unreached, out)
+        kernels.copy_rows(from_after, rows.unreached, out)
         for bank, slope in zip(rows.banks, slopes, strict=True):
             places = bank.places_L[bank.open_O]
             if slope is None:
-                row_kernels.copy_rows(from_after, places, out)
+                kernels.copy_rows(from_after, places, out)
             else:
                 ones = np.ones(len(places), np.float32)
-                row_kernels.add_scaled(from_after, _by_member(as_array(slope), bank.seeds), bank.open_O, ones, places, out)
+                kernels.add_scaled(from_after, _by_member(as_array(slope), bank.seeds), bank.open_O, ones, places, out)
         return whole, None
 
 
@@ -149,28 +149,28 @@ class _BlendRows(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, h: Tensor, rows: SlotRows, *deltas: Tensor
     ) -> Tensor:
-        from esper.fusion import row_kernels
+        from esper.fusion import kernels
 
         ctx.rows, given = rows, as_array(h)
         result, out = _new_rows(rows.members, rows.members, given)
         before = _by_member(given, rows.members)
-        row_kernels.copy_rows(before, rows.bare, out)
+        kernels.copy_rows(before, rows.bare, out)
         for bank, delta in zip(rows.banks, deltas, strict=True):
             part = _by_member(as_array(delta), bank.seeds)
-            row_kernels.add_scaled(before, part, np.arange(bank.seeds), bank.alpha_L, bank.places_L, out)
+            kernels.add_scaled(before, part, np.arange(bank.seeds), bank.alpha_L, bank.places_L, out)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        from esper.fusion import row_kernels
+        from esper.fusion import kernels
 
         rows, given = ctx.rows, as_array(grad)
         slopes = list[Tensor | None]()
         for bank, wanted in zip(rows.banks, ctx.needs_input_grad[2:], strict=True):
             slope, out = _new_rows(bank.seeds, rows.members, given)
             if wanted:
-                row_kernels.take_scaled(_by_member(given, rows.members), bank.places_L, bank.pull_L, out)
+                kernels.take_scaled(_by_member(given, rows.members), bank.places_L, bank.pull_L, out)
             slopes.append(slope if wanted else None)
         return grad, None, *slopes
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from esper.fusion.batch_last import NARROW, any_strides, fits_kernels, is_batch_last
+from esper.fusion.batch_last import any_strides, fits_kernels, is_batch_last
 from esper.fusion.chain import flat_chain
 from esper.fusion.device import on_device
 from esper.fusion.fuse import Fleet, flatten_parameters
@@ -26,10 +26,10 @@ from esper.seeds.gated import Gated
 from esper.seeds.informed import inform
 from esper.seeds.slot_gradients import SlotGradients
 
-LARGE = 2**17
-"""Number of feature values of a member from which seeds on images are computed one by one, on a CPU. Lower: grouped convolutions
-of small features are faster, up to four times for eight members. Higher: a seed that is alone in its bank, as most are in a
-shard of few large hosts, takes two to five times as long."""
+LARGE, WIDE = 2**17, 8
+"""Number of feature values of a member in a batch, and number of channels, from which seeds on images are computed one by one, on
+a CPU. Lower: seeds of small or narrow features take up to four times as long. Higher: a seed that is alone in its bank, as most
+are in a shard of few large hosts, takes two to five times as long."""
 
 
 class SeedBank:
@@ -55,6 +55,7 @@ class SeedBank:
             )
         self.fleet = Fleet([branch] * members, device)
         self._any_strides, self._chain = any_strides(branch), flat_layers(self.fleet.module, self.fleet.columns())
+        self._alike = not any(isinstance(layer, nn.Linear) and layer.out_features == 1 for layer in branch.modules())
         with torch.no_grad():
             self.fleet.flat.zero_()
         self.optimiser = optimiser.build(self.fleet.flat, optimiser.seeds.warmup_batches)
@@ -85,15 +86,15 @@ class SeedBank:
         """Return the deltas of the live members' seeds, in layout and dtype of `x`: delta(x), or g(x) * delta(x) with a gate.
 
         The numbers of a member do not depend on whether others hold a seed, but for the rounding of torch's sums over images. An
-        ungrouped convolution may round differently from a grouped one, so a single live row of several is computed twice, but not
-        in sequences and in Esper's own kernels on a CPU, which round alike.
+        ungrouped convolution may round differently from a grouped one, so a single live row of several is computed twice, except
+        on a CPU by Esper's own kernels, and in sequences without linear layers of one unit.
 
         Args:
             rows_L: rows of the bank, in the order of the features.
             x: features of L members.
             learns_L1: bool `[L, 1]`, rows whose parameters get a gradient. None: all.
             learns: if false, no parameter gets a gradient.
-            repeats: whether rows may repeat.
+            repeats: if true, rows may repeat.
 
         Raises:
             SeedError: the branch raised an error.
@@ -109,18 +110,19 @@ class SeedBank:
             if self._one_by_one(x, count):
                 pieces = zip(rows.split(1), split_members(x, [1] * count), strict=True)
                 return join_members([self.fleet.bind(row)(_dense(piece)).to(x.dtype) for row, piece in pieces])
-            if count == 1 < self.fleet.members and not (x.is_cpu and members_first(x)):
+            if count == 1 < self.fleet.members and not (self._alike and x.is_cpu and members_first(x)):
                 return split_members(self.fleet.bind(rows.expand(2, -1))(join_members([x, x])), [1, 1])[0].to(x.dtype)
             return self.fleet.bind(rows)(x).to(x.dtype)
 
     def _one_by_one(self, x: Tensor, members: int) -> bool:
-        """Return whether the features of so many members are computed one by one; in a bank of several, whatever their number.
+        """Return whether to compute the features of these members one by one.
 
-        A bank of one may have layers without a stacked form, and rounds as a single host does.
+        In a bank of several, this depends on the size of a member's features alone, not on the number of members, so the kernels
+        of a member do not depend on the others. A bank of one may have layers without a stacked form.
         """
         if self.fleet.members == 1 or not x.is_cpu or x.dim() != 4 or is_batch_last(x):
             return self.fleet.members == 1 < members
-        return x.shape[1] // members >= NARROW and x.numel() // members >= LARGE
+        return x.shape[1] // members >= WIDE and x.numel() // members >= LARGE
 
     def given(self, x: Tensor) -> Tensor:
         """Return features in a memory layout that the branch can compute with."""

@@ -371,3 +371,14 @@ def test_a_fleet_of_one_takes_a_parameter_without_axes() -> None:
     fleet.bind()(x).sum().backward()
     assert fleet.flat.grad is not None
     assert fleet.flat.shape == (1, 9)
+
+
+def test_a_group_norm_without_a_stacked_form_learns_from_images_that_need_no_gradient():
+    """In torch 2.13, its backward crashes on channels-last images that need no gradient."""
+    module = nn.Sequential(nn.GroupNorm(1, 4), nn.Conv2d(4, 4, 3, padding="same"))
+    x, fleet = torch.randn(2, 4, 5, 5).contiguous(memory_format=torch.channels_last), Fleet([module])
+    assert not fleet.stacked
+    fleet.bind()(x).square().sum().backward()
+    module(x.contiguous()).square().sum().backward()
+    wanted = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+    torch.testing.assert_close(fleet.flat.grad[0], wanted, rtol=1e-4, atol=1e-4)

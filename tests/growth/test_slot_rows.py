@@ -1,4 +1,4 @@
-"""A slot in own kernels gives the bits of the usual way: gather, isolate, blend."""
+"""A slot computed by Esper's own kernels is the same, bit for bit, as one by `isolate` and `blend`."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def gradients(y, leaves):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_slot_in_own_kernels_has_the_bits_of_the_usual_way(seed):
+def test_a_slot_by_own_kernels_is_the_same_bit_for_bit(seed):
     random = np.random.default_rng(seed)
     members = int(random.integers(1, 7))
     count = int(random.integers(1, members + 1))
@@ -64,3 +64,10 @@ def test_without_gradients_of_seeds_that_of_the_host_passes_unchanged():
     h, _ = fork_rows(x, rows)
     (gradient,) = torch.autograd.grad(h.square().sum(), x)
     assert gradient.equal(2 * x.detach())
+
+
+def test_it_computes_the_slots_of_images_in_batch_last_memory(grown):
+    population = grown(3)
+    seeds, x = population.network.active_S[0], torch.randn(4, 3 * CHANNELS, 6, 6, requires_grad=True)
+    assert seeds.blended(batch_last(x), 3).grad_fn.name() == "_BlendRowsBackward"
+    assert seeds.blended(x.contiguous(memory_format=torch.channels_last), 3).grad_fn.name() == "_BlendBackward"

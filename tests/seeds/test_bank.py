@@ -177,20 +177,21 @@ FEATURES = {
     "own kernels": (SlotSpec("r0c0", 4), lambda: batch_last(torch.randn(16, 12, 6, 6))),
     "grouped": (SlotSpec("r0c0", 4), lambda: torch.randn(16, 12, 6, 6).contiguous(memory_format=torch.channels_last)),
     "one by one": (SlotSpec("r0c0", 8), lambda: torch.randn(33, 24, 24, 24).contiguous(memory_format=torch.channels_last)),
-    "sequences": (SlotSpec("l0", 16, layout=Layout.SEQUENCES), lambda: torch.randn(24, 7, 16)),
+    "sequences": (SlotSpec("l0", 32, layout=Layout.SEQUENCES), lambda: torch.randn(48, 64, 32)),
     "vectors": (SlotSpec("h0", 16, layout=Layout.VECTORS), lambda: torch.randn(16, 48)),
 }
 
 
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("blueprint", BLUEPRINTS)
-def test_the_numbers_of_a_member_do_not_depend_on_whether_others_hold_a_seed(blueprint, features):
+def test_the_numbers_of_a_member_do_not_depend_on_whether_others_hold_a_seed(blueprint, features, gated):
     """Not a single bit, except that torch's sums over images round by the number of channels in all."""
     slot, make = FEATURES[features]
     config = BLUEPRINTS[blueprint]()
     if config.obstacle(slot):
         pytest.skip("does not grow there")
-    bank = SeedBank(config, slot, 4, SGDConfig(), "cpu")
+    bank = SeedBank(config, slot, 4, SGDConfig(), "cpu", gated=gated)
     with torch.no_grad():
         bank.fleet.flat.normal_()
     x, results, piece = make(), [], {1: 0, 2: 1, 0: 2, 3: 1}  # a piece of the features for each row
@@ -203,7 +204,7 @@ def test_the_numbers_of_a_member_do_not_depend_on_whether_others_hold_a_seed(blu
         delta.backward(take_members(slope, pieces, 3))
         of_member = [take_members(whole, here, len(chosen)) for whole in (delta.detach(), part.grad)]
         results.append([*of_member, bank.fleet.flat.grad[1]])
-    summed = blueprint in ("norm", "attention") and features in ("own kernels", "grouped")
+    summed = (gated or blueprint in ("norm", "attention")) and features in ("own kernels", "grouped")
     for alone, beside in [*zip(results[0], results[1], strict=True), *zip(results[0], results[2], strict=True)]:
         torch.testing.assert_close(alone, beside, rtol=1e-5 * summed, atol=1e-4 * summed)
 
