@@ -157,6 +157,8 @@ class _BlendRows(torch.autograd.Function):
         kernels.copy_rows(before, rows.bare, out)
         for bank, delta in zip(rows.banks, deltas, strict=True):
             part = _by_member(as_array(delta), bank.seeds)
+            if part.shape[1] != before.shape[1]:  # a kernel would read past its end
+                raise ValueError(f"a seed returned {tuple(delta.shape)}, which is not the shape of its input")
             kernels.add_scaled(before, part, np.arange(bank.seeds), bank.alpha_L, bank.places_L, out)
         return result
 

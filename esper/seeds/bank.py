@@ -55,6 +55,7 @@ class SeedBank:
             )
         self.fleet = Fleet([branch] * members, device)
         self._any_strides, self._chain = any_strides(branch), flat_layers(self.fleet.module, self.fleet.columns())
+        # A linear layer of one unit is a matrix-vector product, which rounds differently alone than in a batch.
         self._alike = not any(isinstance(layer, nn.Linear) and layer.out_features == 1 for layer in branch.modules())
         with torch.no_grad():
             self.fleet.flat.zero_()

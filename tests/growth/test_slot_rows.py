@@ -66,6 +66,12 @@ def test_without_gradients_of_seeds_that_of_the_host_passes_unchanged():
     assert gradient.equal(2 * x.detach())
 
 
+def test_deltas_of_another_shape_are_refused():
+    x, ones = batch_last(torch.randn(4, 2 * CHANNELS, 3, 2)), torch.ones(2)
+    with pytest.raises(ValueError, match=r"returned \(4, 6, 1, 1\), which is not the shape of its input"):
+        blend_rows(x, [torch.zeros(4, 2 * CHANNELS, 1, 1)], SlotRows.of(2, [2], torch.arange(2), ones, ones, None))
+
+
 def test_it_computes_the_slots_of_images_in_batch_last_memory(grown):
     population = grown(3)
     seeds, x = population.network.active_S[0], torch.randn(4, 3 * CHANNELS, 6, 6, requires_grad=True)
