@@ -211,7 +211,7 @@ class _FlatChain(torch.autograd.Function):
         for one, (weight, bias) in zip(ctx.places, changes, strict=True):
             for columns, change in ((one.weight, weight), (one.bias, bias)):
                 if columns is not None and change is not None:
-                    out[rows, columns] = change.reshape(len(rows), -1)
+                    out[rows, columns] += change.reshape(len(rows), -1)  # layers may share a weight
         if ctx.learns is not None:
             out[rows[~ctx.learns.numpy()[:, 0]]] = 0
         return before, whole, None, None, None

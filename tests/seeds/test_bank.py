@@ -209,11 +209,20 @@ def test_the_numbers_of_a_member_do_not_depend_on_whether_others_hold_a_seed(blu
         torch.testing.assert_close(alone, beside, rtol=1e-5 * summed, atol=1e-4 * summed)
 
 
+class SharedConfig(BlueprintConfig):
+    """A convolution with a bias that is used twice."""
+
+    def branch(self, slot):
+        conv = nn.Conv2d(slot.channels, slot.channels, 3, padding=1)
+        return nn.Sequential(conv, nn.Identity(), nn.ReLU(), conv, nn.ReLU())
+
+
 @pytest.mark.parametrize("learns", [None, (True, False)], ids=["all learn", "one learns"])
-@pytest.mark.parametrize("blueprint", ["conv_small", "conv_light", "conv_heavy", "depthwise", "bottleneck"])
+@pytest.mark.parametrize("blueprint", ["conv_small", "conv_light", "conv_heavy", "depthwise", "bottleneck", "shared"])
 def test_a_seed_that_is_one_chain_has_the_bits_of_its_layers(blueprint, learns):
     """A hook has the layers called one after another."""
-    bank, rows = SeedBank(BLUEPRINTS[blueprint](), SlotSpec("r0c0", 4), 5, SGDConfig(), "cpu"), torch.tensor([3, 1])
+    config = SharedConfig() if blueprint == "shared" else BLUEPRINTS[blueprint]()
+    bank, rows = SeedBank(config, SlotSpec("r0c0", 4), 5, SGDConfig(), "cpu"), torch.tensor([3, 1])
     learns_L1 = None if learns is None else torch.tensor(learns)[:, None]
     with torch.no_grad():
         bank.fleet.flat.normal_()
