@@ -8,14 +8,11 @@ FLOPs, a FLOP of a seed takes as long as one of its host. CIFAR-10 has random pi
 benchmarks/README.md.
 """
 
-import argparse
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
-from gpu import images
+import task_cases
 from own_kernels import TASKS as CONVOLUTIONAL
 from own_kernels import plant
 from paired_timing import claim, in_turn, print_comparison
@@ -67,20 +64,8 @@ def measure(task: str, hosts: int, rounds: int, overrides: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--hosts", nargs="+", type=int, default=[4, 32])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--quick", action="store_true", help="few hosts and samples: checks the script, measures nothing")
-    given = parser.parse_args()
-    few = ["task.epoch_samples=32", "task.valid_samples=16", "task.batch_size=16"] if given.quick else []
-    if given.quick:
-        given.hosts, given.rounds, given.tasks = [2], 1, [task for task in given.tasks if task != "mnist5k"]
-    with TemporaryDirectory() as folder:
-        for task in given.tasks:
-            data = [f"task.root={images(Path(folder))}"] if task.startswith("cifar10") else []
-            for hosts in given.hosts:
-                measure(task, hosts, given.rounds, [*data, *few])
+    for case in task_cases.cases(task_cases.parser(__doc__, TASKS, rounds=9).parse_args()):
+        measure(*case)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,11 @@ Both train the same hosts for an epoch per round, with the shards of a normal ru
 of the hosts hold a seed that learns. CIFAR-10 has random pixels, which take as long. Results: benchmarks/README.md.
 """
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
-from gpu import images
+import task_cases
 from paired_timing import in_turn, print_comparison
 
 from esper.cli.overrides import check
@@ -75,21 +72,11 @@ def measure(task: str, hosts: int, rounds: int, overrides: list[str], *, seeds: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--hosts", nargs="+", type=int, default=[4, 32])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = task_cases.parser(__doc__, TASKS, rounds=9)
     parser.add_argument("--seeds", action="store_true", help="half of the hosts hold a seed that learns")
-    parser.add_argument("--quick", action="store_true", help="few hosts and samples: checks the script, measures nothing")
     given = parser.parse_args()
-    few = ["task.epoch_samples=32", "task.valid_samples=16", "task.batch_size=16"] if given.quick else []
-    if given.quick:
-        given.hosts, given.rounds, given.tasks = [2], 1, [task for task in given.tasks if task != "mnist5k"]
-    with TemporaryDirectory() as folder:
-        for task in given.tasks:
-            data = [f"task.root={images(Path(folder))}"] if task.startswith("cifar10") else []
-            for hosts in given.hosts:
-                measure(task, hosts, given.rounds, [*data, *few], seeds=given.seeds)
+    for case in task_cases.cases(given):
+        measure(*case, seeds=given.seeds)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,14 @@ each with one intra-op thread. Both ways train the same hosts on as many samples
 after one of warm-up. CIFAR-10 has random pixels, which take as long. Results: benchmarks/README.md.
 """
 
-import argparse
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
+import task_cases
 import torch
 import torch.nn.functional as F
-from gpu import images
 from paired_timing import in_turn, print_comparison
 from torch import nn
 
@@ -104,20 +101,8 @@ def measure(task: str, hosts: int, rounds: int, overrides: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--hosts", nargs="+", type=int, default=[4, 32])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="few hosts and samples: checks the script, measures nothing")
-    given = parser.parse_args()
-    few = ["task.epoch_samples=32", "task.valid_samples=16", "task.batch_size=16"] if given.quick else []
-    if given.quick:
-        given.hosts, given.rounds = [2], 1
-    with TemporaryDirectory() as folder:
-        for task in given.tasks:
-            data = [f"task.root={images(Path(folder))}"] if task.startswith("cifar10") else []
-            for hosts in given.hosts:
-                measure(task, hosts, given.rounds, [*data, *few])
+    for case in task_cases.cases(task_cases.parser(__doc__, TASKS, rounds=5).parse_args()):
+        measure(*case)
 
 
 if __name__ == "__main__":

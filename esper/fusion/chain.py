@@ -6,6 +6,7 @@ kernel.
 
 # G groups, I inputs and O outputs of a group, C channels, H rows, W columns, B batch, K size of a kernel
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ class Convolution:
 
     def channels(self, weight: Array) -> int:
         """Return the number of channels of the result."""
-        return weight.size // int(np.prod(weight.shape[-3:]))
+        return weight.size // math.prod(weight.shape[-3:])
 
     def compute(self, x: Array, weight: Array, bias: Array | None, out: Array | None) -> tuple[Array, Array]:
         """Return the result `[G*O, H, W, B]` for `[G*I, H, W, B]`, in `out` if it is given, and what the gradient needs."""

@@ -202,8 +202,8 @@ def _forked(fork: Fork, x: Tensor) -> Tensor:
     if len(fork.on_O):
         seeded = _take(x, fork.seeded_D, fork.before)
         pieces = split_members(seeded, [len(rows) for _, rows in fork.banks])
-        known = zip(fork.banks, pieces, strict=True)
-        delta = join_members([bank.delta(on_device(rows, x.device), part, repeats=True) for (bank, rows), part in known])
+        seeds = zip(fork.banks, pieces, strict=True)
+        delta = join_members([bank.delta(on_device(rows, x.device), part, repeats=True) for (bank, rows), part in seeds])
         h, delta = _take(seeded, fork.on_O, len(fork.seeded_D)), _take(delta, fork.on_O, len(fork.seeded_D))
         if fork.times_O.any():
             delta = torch.where(per_member(on_device(fork.times_O, x.device), h), h * torch.tanh(delta), delta)
