@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from esper.fusion.sequential import StackedSequential
+from esper.fusion.sequential import StackedSequential, is_hooked
 from esper.fusion.stacked import STACKED, FusionError, StackedLayer
 
 MIXES_MEMBERS = (
@@ -61,14 +61,19 @@ def fuse(modules: Sequence[nn.Module], path: str = "", *, tied: bool = False) ->
         raise FusionError(f"{name} uses a parameter in two places: a Fleet ties them, a fused module alone cannot")
     stacked = STACKED.get(type(first))
     if stacked is not None:
+        if is_hooked(first):
+            raise FusionError(
+                f"{name} has a hook, which its stacked form would not call: remove it, or set devices.<name>.members_per_shard=1"
+            )
         try:
             return stacked(modules)
         except FusionError as error:
             raise FusionError(f"{name}: {error}") from error
     own = [*dict(first.named_parameters(recurse=False)), *dict(first.named_buffers(recurse=False))]
     if own or isinstance(first, MIXES_MEMBERS):
+        beside = f" with {own[0]} beside its layers" if own and any(True for _ in first.children()) else ""
         raise FusionError(
-            f"{name} is a {type(first).__name__}, which has no stacked form: build it from "
+            f"{name} is a {type(first).__name__}{beside}, which has no stacked form: build it from "
             f"{', '.join(layer.__name__ for layer in STACKED)}, or set devices.<name>.members_per_shard=1"
         )
     fused = copy.copy(first)
@@ -134,7 +139,7 @@ class Fleet:
         places: dict[int, list[tuple[nn.Module, str]]] = {}  # a parameter may be used in several places
         rows: dict[int, Tensor] = {}
         for layer in self.module.modules():
-            for name, parameter in layer.named_parameters(recurse=False):
+            for name, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
                 origin = layer.origin[name] if isinstance(layer, StackedLayer) else id(parameter)
                 rows[origin] = parameter.detach() if self.stacked else parameter.detach()[None]
                 places.setdefault(origin, []).append((layer, name))

@@ -100,8 +100,8 @@ def _is_relu(layer: nn.Module | None) -> bool:
 
 
 def is_hooked(layer: nn.Module) -> bool:
-    """Return whether somebody watches the calls of a layer, so that it has to be called."""
-    return any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_forward_pre_hooks"))
+    """Return whether a layer has hooks, so that it has to be called."""
+    return any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"))
 
 
 def _layer(x: Tensor, layer: nn.Module) -> Tensor:

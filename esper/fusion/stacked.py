@@ -56,8 +56,9 @@ class StackedLayer(nn.Module):
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
         self.members = len(layers)
-        self.origin = {name: id(parameter) for name, parameter in layers[0].named_parameters(recurse=False)}
-        for name, _ in layers[0].named_parameters(recurse=False):
+        named = dict(layers[0].named_parameters(recurse=False, remove_duplicate=False))
+        self.origin = {name: id(parameter) for name, parameter in named.items()}
+        for name in named:
             self.register_parameter(name, nn.Parameter(torch.stack([layer.get_parameter(name) for layer in layers])))
         for name, _ in layers[0].named_buffers(recurse=False):
             self.register_buffer(name, torch.stack([layer.get_buffer(name) for layer in layers]))

@@ -103,7 +103,7 @@ def probe_seed(blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fle
         feeding_map(branch)
     x = torch.empty_like(features).normal_(generator=generator)
     x = x.abs() if (features >= 0).all() else x  # what follows a ReLU may count on its sign
-    _probe_birth(branch, x)
+    _probe_birth(branch, x, torch.randn(x.shape, dtype=x.dtype, generator=generator))
     with torch.no_grad():
         for parameter in branch.parameters():  # zeros would hide what the layers before them do
             parameter += 0.1 * torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
@@ -117,8 +117,8 @@ def probe_seed(blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fle
                 raise Flaw(FUSED)
 
 
-def _probe_birth(branch: nn.Module, x: Tensor) -> None:
-    """Check the output of a newborn branch and its gradients."""
+def _probe_birth(branch: nn.Module, x: Tensor, direction: Tensor) -> None:
+    """Check the output of a newborn branch and its gradients, the latter in one direction of its output."""
     h = x.clone().requires_grad_()
     given = h * 1.0
     delta = branch(given)
@@ -127,7 +127,10 @@ def _probe_birth(branch: nn.Module, x: Tensor) -> None:
         raise Flaw("changes its input in place: use inplace=False")
     if delta.any():
         raise Flaw("is not the identity at birth: end it in a layer initialised to zero (born_as_zero)")
-    check_gradients(delta, {"its input": h, **{f"its parameter {name}": weight for name, weight in branch.named_parameters()}})
+    weights = {f"its parameter {name}": weight for name, weight in branch.named_parameters()}
+    _, *grads = check_gradients((delta * direction).sum(), {"its input": h} | weights)
+    if not any(grad.any() for grad in grads):
+        raise Flaw("has only zero gradients at birth and never learns: end it in its one layer of zeros, with no ReLU after it")
 
 
 def _probe_vmap(forward: Callable[[Tensor], Tensor], x: Tensor) -> None:
@@ -177,7 +180,7 @@ def probe_host(host: nn.Module, same: nn.Module, x: Tensor, fleet: Fleet | None)
     if not _close(features[-1], others[-1]):
         raise Flaw(UNSTEADY)
     slots = {f"slot {slot.name}": h for slot, h in zip(getattr(host, "slots"), features[:-1], strict=True)}  # noqa: B009
-    check_gradients(features[-1], slots | {f"its parameter {name}": weight for name, weight in twins[0].named_parameters()})
+    check_gradients(features[-1].sum(), slots | {f"its parameter {name}": weight for name, weight in twins[0].named_parameters()})
 
 
 def check_features(y: object, shape: Sequence[int] | None, dtype: torch.dtype) -> None:
@@ -199,18 +202,19 @@ def check_features(y: object, shape: Sequence[int] | None, dtype: torch.dtype) -
         raise Flaw("has an output that is NaN or infinite at birth: correct its forward or its initial weights")
 
 
-def check_gradients(y: Tensor, sources: dict[str, Tensor]) -> None:
-    """Check that a gradient reaches every source from the output of a part.
+def check_gradients(total: Tensor, sources: dict[str, Tensor]) -> list[Tensor]:
+    """Check that a gradient reaches every source from a weighted sum of a part's output, and return the gradients.
 
     Raises:
         Flaw: it does not reach one of them.
     """
-    missing = next((name for name, source in sources.items() if not source.requires_grad), None)
-    if missing is None:
-        grads = torch.autograd.grad(y.sum(), list(sources.values()), allow_unused=True) if y.requires_grad else [None]
-        missing = next((name for name, grad in zip(sources, grads, strict=False) if grad is None), None)
-    if missing is not None:
-        raise Flaw(f"passes no gradient to {missing}: use it, and remove detach, no_grad and requires_grad=False")
+    fixed = [name for name, source in sources.items() if not source.requires_grad]
+    learns = total.requires_grad and not fixed
+    grads = torch.autograd.grad(total, list(sources.values()), allow_unused=True) if learns else [None] * len(sources)
+    missing = fixed or [name for name, grad in zip(sources, grads, strict=True) if grad is None]
+    if missing:
+        raise Flaw(f"passes no gradient to {missing[0]}: use it, and remove detach, no_grad and requires_grad=False")
+    return [grad for grad in grads if grad is not None]
 
 
 def _probe_steady(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

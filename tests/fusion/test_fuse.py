@@ -238,6 +238,7 @@ def test_bind_takes_any_number_of_rows():
         (lambda: nn.ConvTranspose2d(3, 3, 2), "ConvTranspose2d"),
         (lambda: nn.Unflatten(1, (3, 1)), "Unflatten"),
         (lambda: nn.Softmax(1), "Softmax"),
+        (lambda: nn.MultiheadAttention(3, 1), "MultiheadAttention with in_proj_weight beside its layers"),
     ],
 )
 def test_a_layer_without_a_stacked_form_is_refused_with_a_remedy(layer, name):
@@ -310,50 +311,6 @@ def test_layers_without_parameters_are_refused_or_equivalent(name):
         return
     wanted = torch.cat([layer(x) for layer, x in zip(layers, xs, strict=True)], 1)
     assert torch.allclose(fused(torch.cat(xs, 1)), wanted, atol=1e-6)
-
-
-def test_a_shared_layer_is_fused_as_shared_or_refused():
-    def make():
-        act = nn.Tanh()
-        return nn.Sequential(nn.Conv2d(2, 2, 1), act, nn.Conv2d(2, 2, 1), act)
-
-    modules = [make() for _ in range(2)]
-    x = torch.randn(3, 4, 5, 5)
-    wanted = torch.cat([module(part) for module, part in zip(modules, x.chunk(2, 1), strict=True)], 1)
-    try:
-        fused = fuse(modules)
-    except FusionError:
-        return
-    assert torch.allclose(fused(x), wanted, atol=1e-6)
-
-
-def test_a_shared_layer_with_buffers_is_not_fused():
-    """Its two stacked forms would keep running statistics each, and `member` would return those of the first."""
-
-    def make():
-        norm = nn.BatchNorm2d(2)
-        return nn.Sequential(nn.Conv2d(2, 2, 1), norm, nn.Conv2d(2, 2, 1), norm)
-
-    with pytest.raises(FusionError, match="1 and 3 are one BatchNorm2d, and stacked forms do not share buffers: use two layers"):
-        Fleet([make() for _ in range(2)])
-    fleet, alone = Fleet([module := make()]), copy.deepcopy(module)
-    x = torch.randn(5, 2, 4, 4)
-    fleet.bind().train()(x)
-    alone.train()(x)
-    assert torch.allclose(fleet.member(0).eval()(x), alone.eval()(x), atol=1e-6)
-
-
-def test_a_tied_parameter_is_refused_by_fuse_and_tied_by_a_fleet():
-    def make():
-        conv = nn.Conv2d(2, 2, 1)
-        return nn.Sequential(conv, nn.ReLU(), nn.Sequential(conv))
-
-    with pytest.raises(FusionError, match="in two places"):
-        fuse([make() for _ in range(2)])
-    fleet, x = Fleet([make() for _ in range(2)]), torch.randn(3, 4, 5, 5)
-    alone = [fleet.member(index)(part) for index, part in enumerate(x.chunk(2, 1))]
-    assert fleet.flat.shape[1] == 6
-    assert torch.allclose(fleet.bind()(x), torch.cat(alone, 1), atol=1e-6)
 
 
 def test_a_fleet_of_one_takes_a_parameter_without_axes() -> None:

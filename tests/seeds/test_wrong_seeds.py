@@ -92,6 +92,19 @@ WRONG = {
     "cut": (lambda: Made(inner=torch.Tensor.detach), "passes no gradient to its input"),
     "frozen": (frozen, "passes no gradient to its parameter map.weight: use it, and remove detach, no_grad and requires_grad"),
     "unused": (unused, "passes no gradient to its parameter spare.weight: use it"),
+    "rectified": (lambda: Made(after=torch.relu), "has only zero gradients at birth and never learns: end it in its one layer"),
+    "zeros_twice": (
+        lambda: nn.Sequential(*(born_as_zero(nn.Conv2d(WIDTH, WIDTH, 1, bias=False)) for _ in range(2))),
+        "has only zero gradients at birth and never learns",
+    ),
+    "hooked": (
+        lambda: with_weights(lambda made: made.map.register_forward_hook(lambda *_: None)),
+        "map has a hook, which its stacked form would not call: remove it, or set devices.<name>.members_per_shard=1",
+    ),
+    "watched": (
+        lambda: with_weights(lambda made: made.map.register_full_backward_hook(lambda *_: None)),
+        "map has a hook, which its stacked form would not call",
+    ),
     "nothing": (lambda: nn.Hardtanh(0.0, 1e-9), "has no parameters and cannot learn: give it some"),
     "nan": (lambda: Made(after=lambda y: y / y), "has an output that is NaN or infinite at birth: correct its forward"),
     "nan_weights": (
