@@ -340,3 +340,29 @@ def test_hosts_of_linear_layers_are_computed_in_batch_last_memory(monkeypatch, o
         losses.append(env.signals.loss_N)
         env.close()
     np.testing.assert_allclose(*losses, rtol=0.02 if "bf16" in str(overrides) else 1e-4)
+
+
+@pytest.mark.parametrize("deviation", [0.1, 0.01, 1e-3])
+def test_a_batch_norm_of_nearly_constant_channels_rounds_no_more_than_pytorchs(deviation):
+    """Differences of large numbers lose digits, PyTorch's in channels-last memory most."""
+    x, pull = 5 + deviation * torch.randn(64, 4, 8, 8), torch.randn(64, 4, 8, 8)
+
+    def computed(dtype, norm):
+        h = (batch_last if norm is ours else channels_last)(x.to(dtype)).requires_grad_()
+        weight, bias = (torch.full([4], value, dtype=dtype, requires_grad=True) for value in (0.7, 0.3))
+        mean, var = torch.zeros(4, dtype=dtype), torch.ones(4, dtype=dtype)
+        y = norm(h, weight, bias, mean, var)
+        return y, *torch.autograd.grad(y, [h, weight], pull.to(dtype))
+
+    def channels_last(x):
+        return x.contiguous(memory_format=torch.channels_last)
+
+    def torchs(h, weight, bias, mean, var):
+        return F.batch_norm(h, mean, var, weight, bias, True, 0.1, 1e-5)
+
+    def ours(*given):
+        return own.batch_norm(*given, 0.1, 1e-5, rectify=False)
+
+    exact = computed(torch.float64, torchs)
+    for mine, theirs, wanted in zip(computed(torch.float32, ours), computed(torch.float32, torchs), exact, strict=True):
+        assert (mine - wanted).norm() < (theirs - wanted).norm()
