@@ -1,6 +1,5 @@
 """Workers as processes of this machine, which receive their calls through sockets."""
 
-import itertools
 import os
 import pickle
 import signal
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import cloudpickle
 
@@ -58,20 +57,11 @@ class WorkerTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-class Ticket(NamedTuple):
-    """A request whose answer is awaited."""
-
-    worker: int
-    process: "_Process"
-    number: int
-
-
 class ProcessGroup(WorkerGroup):
     """Processes, one per worker."""
 
     def __init__(self, config: ProcessesConfig) -> None:
         WorkerGroup.__init__(self, config)
-        self._numbers = itertools.count()
         try:
             self._processes = [_Process(config.cpus) for _ in range(config.workers)]
         except OSError as error:
@@ -89,25 +79,39 @@ class ProcessGroup(WorkerGroup):
         """See `WorkerGroup.send`."""
         return self._ask(worker, "run", key, messages)
 
-    def _ask(self, worker: int, method: str, *args: Any) -> Ticket:
-        """Send a worker a call of a method of `Worker`."""
-        process, number = self._processes[worker], next(self._numbers)
-        process.send(pickle.dumps((number, method, cloudpickle.dumps(args))))
-        return Ticket(worker, process, number)
+    def _ask(self, worker: int, method: str, *args: Any) -> "_Process":
+        """Send a worker a call of a method of `Worker`, and return its process as a ticket.
 
-    def receive(self, ticket: Ticket) -> Reply:
-        """See `WorkerGroup.receive`. Notices and warnings of the worker are passed on."""
+        If the answer to the last request is still due, since an interrupt came first, it is waited for and dropped: while the
+        worker sends, it does not read.
+        """
+        process = self._processes[worker]
+        if process.is_busy:
+            self._answer(process)
+        while process.unreleased:
+            process.send(_request("close", process.unreleased.pop()))
+            self._answer(process)
+        process.send(_request(method, *args))
+        return process
+
+    def receive(self, ticket: "_Process") -> Reply:
+        """See `WorkerGroup.receive`."""
+        kind, content = self._answer(ticket)
+        if kind == "error":
+            error, *where = content
+            raise error from WorkerTraceback(*where)
+        return content
+
+    def _answer(self, process: "_Process") -> tuple[str, Any]:
+        """Wait for the answer to the last request: a result or an error. Notices and warnings are passed on."""
         while True:
-            number, kind, content = ticket.process.receive()
+            kind, content = process.receive()
             if kind == "notice":
                 notice(*content)
             elif kind == "warning":
                 warnings.warn(content, UserNotice, stacklevel=2)
-            elif number == ticket.number and kind == "error":
-                error, *where = content
-                raise error from WorkerTraceback(*where)
-            elif number == ticket.number:
-                return content  # others answer requests that were interrupted
+            else:
+                return kind, content
 
     def replace(self, worker: int) -> None:
         """See `WorkerGroup.replace`."""
@@ -116,7 +120,11 @@ class ProcessGroup(WorkerGroup):
         self._born[worker] += 1
 
     def release(self, worker: int, key: int) -> None:
-        """See `WorkerGroup.release`."""
+        """See `WorkerGroup.release`. A worker that is busy hears of it with its next request."""
+        process = self._processes[worker]
+        if process.is_busy:
+            process.unreleased.append(key)
+            return
         with suppress(WorkerLost):
             self._ask(worker, "close", key)
 
@@ -144,26 +152,34 @@ class _Process:
                 start_new_session=True,  # Ctrl-C ends this process, which ends the workers
             )
         self._pipe = Connection(here.detach())
+        self.is_busy = False
+        """Whether the answer to a request is due."""
+        self.unreleased: list[int] = []
+        """Keys of closed pools whose hosts it still holds."""
 
     def send(self, message: bytes) -> None:
+        """Send a request."""
         try:
             self._pipe.send_bytes(message)
+            self.is_busy = True
         except OSError as error:
             self._lost(error)
         except BaseException:  # an interrupt may have left half of a message
             self._popen.kill()
             raise
 
-    def receive(self) -> tuple[int, str, Any]:
+    def receive(self) -> tuple[str, Any]:
+        """Wait for a message, and return its kind and content."""
         self._pipe.poll(None)  # an interrupt while it waits loses nothing
         try:
-            message = self._pipe.recv_bytes()
+            kind, content = pickle.loads(self._pipe.recv_bytes())
+            self.is_busy = kind in ("notice", "warning")
         except (EOFError, OSError) as error:
             self._lost(error)
         except BaseException:
             self._popen.kill()
             raise
-        return pickle.loads(message)
+        return kind, content
 
     def _lost(self, error: Exception) -> NoReturn:
         self._wait()
@@ -189,6 +205,10 @@ class _Process:
             self._popen.wait()
 
 
+def _request(method: str, *args: Any) -> bytes:
+    return pickle.dumps((method, cloudpickle.dumps(args)))
+
+
 def _is_text(path: object) -> bool:
     return isinstance(path, str)  # Python ignores other entries of sys.path
 
@@ -202,10 +222,10 @@ def serve(handle: int, cores: int, turn: int = 0) -> None:
         turn: see `take_turn`.
     """
     take_turn(turn)
-    worker, pipe, lock, number = Worker(cores), Connection(handle), threading.Lock(), -1
+    worker, pipe, lock = Worker(cores), Connection(handle), threading.Lock()
 
     def answer(kind: str, content: Any) -> None:
-        message = cloudpickle.dumps((number, kind, content))
+        message = cloudpickle.dumps((kind, content))
         with lock:
             pipe.send_bytes(message)
 
@@ -217,7 +237,7 @@ def serve(handle: int, cores: int, turn: int = 0) -> None:
     listen(lambda step, progress: answer("notice", (step, progress)))
     with suppress(EOFError, OSError):  # the socket is closed
         while True:
-            number, method, args = pickle.loads(pipe.recv_bytes())
+            method, args = pickle.loads(pipe.recv_bytes())
             try:
                 answer("result", getattr(worker, method)(*pickle.loads(args)))
             except Exception as error:

@@ -287,6 +287,28 @@ def test_the_answer_to_an_interrupted_request_is_dropped(make_env, plan_actions)
         assert play(env, plan_actions) == calm
 
 
+def test_a_large_answer_that_nobody_read_does_not_block_a_large_request():
+    """A worker that sends does not read, and both sockets are full."""
+    group, size = ProcessesConfig(workers=1).start_workers(), 4_000_000
+    group._ask(0, "close", Evaluated(f"open('0' * {size})"))  # an error that quotes it
+    assert group.receive(group._ask(0, "close", "0" * size)) is None
+    group.end()
+
+
+def test_a_busy_worker_is_told_later_to_release_hosts():
+    group = ProcessesConfig(workers=1).start_workers()
+    group._ask(0, "close", Evaluated("0"))  # nobody waits for the answer
+    group.release(0, 7)
+    (process,) = group._processes
+    assert process.unreleased == [7]
+    assert group.receive(group._ask(0, "close", 0)) is None
+    assert not process.unreleased
+    assert not process.is_busy
+    group.release(0, 8)
+    assert not process.unreleased
+    group.end()
+
+
 def test_workers_end_with_the_process_that_started_them():
     """Even if it is killed; and Ctrl-C, which a terminal sends to a process group, reaches only the first process."""
     script = """
@@ -320,12 +342,10 @@ def test_workers_find_the_modules_of_the_first_process(tmp_path, monkeypatch):
     """Such as plugins, whose classes its messages contain."""
     (tmp_path / "found_beside.py").write_text("VALUE = 41\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    import found_beside  # pyright: ignore[reportMissingImports]
-
     group = ProcessesConfig(workers=1).start_workers()
-    assert group.receive(group._ask(0, "close", Unpickled(found_beside.__name__))) is None
+    assert group.receive(group._ask(0, "close", Evaluated("__import__('found_beside')"))) is None
     with pytest.raises(ModuleNotFoundError, match="No module named 'not_there'"):
-        group.receive(group._ask(0, "close", Unpickled("not_there")))
+        group.receive(group._ask(0, "close", Evaluated("__import__('not_there')")))
     assert group.receive(group._ask(0, "close", 0)) is None, "the worker goes on"
     group.end()
 
@@ -349,11 +369,11 @@ def test_a_worker_is_replaced_if_an_interrupt_cut_a_message(make_env, plan_actio
             assert play(env, plan_actions) == calm
 
 
-class Unpickled:
-    """Imports a module when it is unpickled."""
+class Evaluated:
+    """Evaluates an expression where it is unpickled."""
 
-    def __init__(self, module):
-        self.module = module
+    def __init__(self, expression):
+        self.expression = expression
 
     def __reduce__(self):
-        return __import__, (self.module,)
+        return eval, (self.expression,)
