@@ -65,6 +65,8 @@ class Contents:
     cards: list[findings.Card]
     kinds: list[tuple[str, ...]]
     """Results by kind of host, see `findings.kinds`."""
+    headline: str
+    """Which accuracy these are, see `findings.headline`."""
     kind_words: str
     """Sentence that explains the names of kinds."""
     part: str
@@ -139,6 +141,7 @@ def gather(folder: Path, hosts: int | None = None) -> Contents:
         best=best.best_update(state.get("best")),
         cards=_cards(worth, baseline, score, prices.get("host", {})) if worth else [],
         kinds=kinds,
+        headline=shown.headline if shown else "test",
         kind_words=findings.kind_words(max(row[0] for row in kinds), part) if kinds else "",
         part=part,
         comparison=_comparison(evaluated, score),

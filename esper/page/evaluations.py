@@ -14,6 +14,7 @@ import numpy as np
 
 from esper.config import GROUPS
 from esper.evaluation.held_out import ORACLE
+from esper.evaluation.outcomes import ONLINE
 from esper.evaluation.per_host import PREFIX
 from esper.evaluation.presentation import OUTCOME_NAMES
 from esper.stats.intervals import mean_interval
@@ -21,7 +22,13 @@ from esper.telemetry.tags import in_terms_of
 from esper.telemetry.traces import Table
 
 _NAME = re.compile(r"evaluation_(\d{6,})_.*")
-COLUMNS = {"return": "return", "accuracy": "test_accuracy", "parameters": "parameters_kept", "flops": "flops_kept"}
+COLUMNS = {
+    "return": "return",
+    "accuracy": "test_accuracy",
+    ONLINE: "online_accuracy",
+    "parameters": "parameters_kept",
+    "flops": "flops_kept",
+}
 """Outcomes of an evaluation, and the columns of a trace with the same meaning."""
 MEANINGS = {
     "policy": "the policy of this run with sampled actions, as in training",

@@ -37,6 +37,12 @@ def results(table: Table, column: str) -> npt.NDArray[np.float64]:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
+def headline(*tables: Table) -> str:
+    """Return which accuracy of the hosts to show: "online", the mean test accuracy over the host epochs, if it was measured, as
+    where the reward pays for it; else "test", that of the network that is kept. `f"{...}_accuracy"` is its column."""
+    return "online" if all(np.isfinite(results(table, "online_accuracy")).all() for table in tables) else "test"
+
+
 def gain(table: Table, never: Table, column: str) -> Interval | None:
     """Return the mean difference between a controller and never growing on the same hosts; None if it was not measured."""
     difference_N = results(table, column) - results(never, column)
@@ -54,13 +60,16 @@ def cards(table: Table, never: Table, *, score: str, host: Mapping[str, float], 
         greedy: results of the policy with its most probable actions.
     """
     found: list[Card] = []
-    if better := gain(table, never, "test_accuracy"):
-        found.append(Card(value=f"{better.signed} pp", label=f"test {score} beyond never growing"))
+    kind = headline(table, never, *([greedy] if greedy else []))
+    column = f"{kind}_accuracy"
+    if better := gain(table, never, column):
+        found.append(Card(value=f"{better.signed} pp", label=f"{kind} {score} beyond never growing"))
     if worth := gain(table, never, "return"):
         found.append(Card(value=worth.signed, label="points of return beyond never growing"))
     if better:
-        other = f"; {results(greedy, 'test_accuracy').mean():.1f} % with the most probable actions" if greedy else ""
-        found.append(Card(value=f"{results(table, 'test_accuracy').mean():.1f} %", label=f"test {score} of what was kept{other}"))
+        other = f"; {results(greedy, column).mean():.1f} % with the most probable actions" if greedy else ""
+        what = f"mean test {score} over the host epochs" if kind == "online" else f"test {score} of what was kept"
+        found.append(Card(value=f"{results(table, column).mean():.1f} %", label=f"{what}{other}"))
     kept_N, flops_N = results(table, "parameters_kept"), results(table, "flops_kept")
     if np.isfinite(kept_N).all():
         scale = f", {percent(kept_N.mean() / host['params'])} of the host's {host['params']:,}" if host.get("params") else ""
@@ -72,14 +81,14 @@ def cards(table: Table, never: Table, *, score: str, host: Mapping[str, float], 
 
 
 def verdict(table: Table, never: Table, *, name: str, score: str) -> str:
-    """Return the sentence that says whether growing paid on held-out hosts: in test accuracy, and in return, which charges rent
-    for parameters."""
-    hosts = len(results(table, "return"))
-    worth, better = gain(table, never, "return"), gain(table, never, "test_accuracy")
+    """Return the sentence that says whether growing paid on held-out hosts: in accuracy, see `headline`, and in return, which
+    charges rent for parameters."""
+    hosts, kind = len(results(table, "return")), headline(table, never)
+    worth, better = gain(table, never, "return"), gain(table, never, f"{kind}_accuracy")
     where = f"on {counted(hosts, 'held-out host')} (mean ± half of the 95 % interval, paired by host)"
     claims = [
         claim(found, what, unit)
-        for found, what, unit in ((better, f"test {score}", "pp"), (worth, "return", "points"))
+        for found, what, unit in ((better, f"{kind} {score}", "pp"), (worth, "return", "points"))
         if found is not None
     ]
     if not claims:
@@ -166,13 +175,15 @@ def plantings(table: Table) -> list[dict[str, Any]]:
 
 
 def kinds(table: Table, never: Table) -> list[tuple[str, ...]]:
-    """Return a row for each kind of host: kind, number of hosts, return and test accuracy beyond never growing, and what is
-    planted most often; no rows if there is one kind, or very many."""
+    """Return a row for each kind of host: kind, number of hosts, return and accuracy (see `headline`) beyond never growing, and
+    what is planted most often; no rows if there is one kind, or very many."""
     kind_N = np.array([condensed(str(kind)) for kind in table["kind"][:: steps_of(table)]])
     names = sorted(set(kind_N.tolist()))
     if not 1 < len(names) <= MOST_KINDS:
         return []
-    gains = {column: results(table, column) - results(never, column) for column in ("return", "test_accuracy")}
+    gains = {
+        column: results(table, column) - results(never, column) for column in ("return", f"{headline(table, never)}_accuracy")
+    }
     chosen = {
         name: Counter(f"{one['blueprint']} in {one['slot']}" for one in plantings(table) if condensed(str(one["kind"])) == name)
         for name in names

@@ -38,7 +38,7 @@ def trace_held_out(folder: Path, hosts: int, log: Callable[[str], None]) -> None
         ConfigError: the hosts do not fit into memory, or the checkpoint does not fit this version.
         DiskError: a trace cannot be written.
     """
-    evaluation = Evaluation.load(str(folder), hosts=hosts)
+    evaluation = Evaluation.load(str(folder), hosts=hosts, online=None)
     try:
         for name, path in untraced(folder, evaluation.config, evaluation.updates, hosts).items():
             policy = f"with the policy after {counted(evaluation.updates, 'update')}"

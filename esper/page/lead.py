@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from esper.page.findings import claim, gain, habits, results, verdict
+from esper.page.findings import claim, gain, habits, headline, results, verdict
 from esper.stats.intervals import Interval
 from esper.telemetry.text import counted, percent
 from esper.telemetry.traces import Table, carried_out
@@ -37,6 +37,11 @@ class Grown:
     def hosts(self) -> int:
         """Number of hosts."""
         return len(results(self.policy, "return"))
+
+    @property
+    def headline(self) -> str:
+        """Which accuracy to show; see `findings.headline`."""
+        return headline(self.policy, self.never, *([self.greedy] if self.greedy else []))
 
 
 def sentences(
@@ -86,7 +91,8 @@ def _most_probable(grown: Grown, score: str) -> list[str]:
     if grown.greedy is None:
         return []
     parts: list[str] = []
-    for column, what, unit in (("test_accuracy", f"test {score}", "%"), ("return", "return", "points")):
+    kind = grown.headline
+    for column, what, unit in ((f"{kind}_accuracy", f"{kind} {score}", "%"), ("return", "return", "points")):
         if difference := gain(grown.greedy, grown.policy, column):
             own, other = (results(table, column).mean() for table in (grown.greedy, grown.policy))
             over = f"{difference.signed} {'pp' if unit == '%' else unit}"
@@ -117,8 +123,8 @@ def _price(grown: Grown, host: Mapping[str, float]) -> list[str]:
 
 
 def failures(grown: Grown, *, score: str = "accuracy", training: str = "") -> list[str]:
-    """Return sentences about hosts that end with a lower return than if they never grew, or with the lowest test accuracy,
-    about seeds that were pruned, and about rollbacks.
+    """Return sentences about hosts that end with a lower return than if they never grew, or with the lowest accuracy (see
+    `headline`), about seeds that were pruned, and about rollbacks.
 
     Args:
         grown: traces of the hosts.
@@ -133,42 +139,44 @@ def failures(grown: Grown, *, score: str = "accuracy", training: str = "") -> li
         named = ", ".join(f"host {host} ({worse_N[host]:.1f})" for host in worst)
         less = "returns less than if it" if len(hosts) == 1 else "return less than if they"
         parts = [f"{len(hosts)} of {counted(len(worse_N), 'host')} {less} never grew; the worst: {named}, in points of return."]
-    end_N = results(grown.policy, "test_accuracy")
-    parts += _losses(end_N - results(grown.never, "test_accuracy"), score)
+    column, named = f"{grown.headline}_accuracy", f"{grown.headline} {score}"
+    end_N = results(grown.policy, column)
+    parts += _losses(end_N - results(grown.never, column), named)
     lowest = np.argsort(end_N, kind="stable").tolist() if np.isfinite(end_N).all() else []
-    parts += _lowest(grown, lowest[:FEW], score) + _pruned(grown, lowest, score)
+    parts += _lowest(grown, lowest[:FEW], named) + _pruned(grown, lowest, named)
     rolled = sum(cause is not None for cause in grown.policy["rolled_back"])
     return [*parts, f"{counted(rolled, 'rollback') if rolled else 'No rollbacks'} on these hosts{training}."]
 
 
 def _losses(gain_N: npt.NDArray[np.float64], score: str) -> list[str]:
-    """Return a sentence on the hosts that lose test accuracy against never growing; none if no host does."""
+    """Return a sentence on the hosts that lose accuracy against never growing; none if no host does."""
     hosts = np.flatnonzero(gain_N < -TINY)
     if not len(hosts):
         return []
     worst = hosts[np.argsort(gain_N[hosts], kind="stable")][:FEW]
     named = ", ".join(f"host {host} ({gain_N[host]:.1f} pp)" for host in worst)
     lose, most = "loses" if len(hosts) == 1 else "lose", "; the most" * (len(hosts) > FEW)
-    return [f"{len(hosts)} of {counted(len(gain_N), 'host')} {lose} test {score} against never growing{most}: {named}."]
+    return [f"{len(hosts)} of {counted(len(gain_N), 'host')} {lose} {score} against never growing{most}: {named}."]
 
 
 def _lowest(grown: Grown, hosts: Sequence[int], score: str) -> list[str]:
-    """Return a sentence with the results of the hosts of lowest test accuracy; none if that was not measured."""
+    """Return a sentence with the results of the hosts of lowest accuracy; none if that was not measured."""
     if not hosts:
         return []
-    end_N, never_N = (results(table, "test_accuracy") for table in (grown.policy, grown.never))
-    greedy_N = None if grown.greedy is None else results(grown.greedy, "test_accuracy")
+    column = f"{grown.headline}_accuracy"
+    end_N, never_N = (results(table, column) for table in (grown.policy, grown.never))
+    greedy_N = None if grown.greedy is None else results(grown.greedy, column)
     named: list[str] = []
     for host in hosts:
         others = [] if greedy_N is None else [(greedy_N[host], "with the most probable actions")]
         others.append((never_N[host], "if it never grows"))
         beside = ", ".join(f"{value:.1f} % {text}" for value, text in others)
         named.append(f"host {host} with {end_N[host]:.1f} % ({beside})")
-    return [f"Lowest test {score}: {'; '.join(named)}."]
+    return [f"Lowest {score}: {'; '.join(named)}."]
 
 
 def _pruned(grown: Grown, lowest: Sequence[int], score: str) -> list[str]:
-    """Return a sentence on pruned seeds: in which hosts, whether these have the lowest test accuracy, and what the most probable
+    """Return a sentence on pruned seeds: in which hosts, whether these have the lowest accuracy, and what the most probable
     actions prune; none without pruned seeds."""
     found = pruned(grown.policy)
     hosts = sorted({host for host, _ in found})
@@ -181,9 +189,9 @@ def _pruned(grown: Grown, lowest: Sequence[int], score: str) -> list[str]:
         least = max(FEW, len(hosts))
         among = [host for host in hosts if host in lowest[:least]]
         if len(lowest) > len(hosts) and set(hosts) == set(lowest[: len(hosts)]):
-            text += f", the {'host' if len(hosts) == 1 else f'{len(hosts)} hosts'} of lowest test {score}"
+            text += f", the {'host' if len(hosts) == 1 else f'{len(hosts)} hosts'} of lowest {score}"
         elif len(lowest) > least and among:
-            text += f"; {_listed(among)} {'is' if len(among) == 1 else 'are'} among the {least} of lowest test {score}"
+            text += f"; {_listed(among)} {'is' if len(among) == 1 else 'are'} among the {least} of lowest {score}"
     if grown.greedy is not None:
         other = len(pruned(grown.greedy))
         text += f"{_drawn(found)}; the most probable actions prune {other or 'none'}"

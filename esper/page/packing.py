@@ -19,6 +19,9 @@ LEFT_OUT = (
 )
 """Columns that the page does not show, or that follow from the place of a row; those of a slot without its name."""
 
+BESIDE = ("accuracy", "return", "test_accuracy", "online_accuracy")
+"""Columns that are shown beside those of never growing."""
+
 
 def packed(label: str, table: Table, reference: Table | None = None, *, tick: str = "") -> dict[str, Any]:
     """Return a trace as plain values for JSON.
@@ -40,7 +43,7 @@ def packed(label: str, table: Table, reference: Table | None = None, *, tick: st
     trace |= {"kinds": table["kind"][::steps], "slots": slots}
     trace["kept"] = {slot: [kept_in(table, slot, row) for row in ends] for slot in slots}
     if reference is not None:
-        trace["never"] = {name: _column(reference[name]) for name in ("accuracy", "return", "test_accuracy") if name in reference}
+        trace["never"] = {name: _column(reference[name]) for name in BESIDE if name in reference}
     return trace | {"columns": columns}
 
 

@@ -68,12 +68,12 @@ function ordered() {
 }
 function drawHosts() {
   const head = byId("hosts").tHead, body = byId("hosts").tBodies[0];
-  const test = column("test_accuracy") !== undefined;
+  const end = ["online_accuracy", "test_accuracy"].find((name) => column(name) !== undefined);
   const other = trace.never ? "\n(never growing)" : "", unit = " [%]";
   const drawn = trace.slots.length > 0;  // a sandbox has none
   const titles = ["host", ...(drawn ? ["slots over host epochs 1 to " + trace.steps] : []), `validation ${SCORE}`, ...(drawn ? ["network kept"] : []),
     "return [points]" + other,
-    ...(test ? [`test ${SCORE}${unit}${other}`] : [])];
+    ...(end ? [`${end.split("_")[0]} ${SCORE}${unit}${other}`] : [])];
   head.replaceChildren(make("tr", {}, ...titles.map((title) => make("th", { scope: "col" }, title))));
   body.replaceChildren();
   let group = null;
@@ -87,8 +87,8 @@ function drawHosts() {
     button.addEventListener("click", () => choose(host));
     const cells = [button, ...(drawn ? [lanes(host)] : []), spark(host), ...(drawn ? [network(host)] : []),
       `${level(at("return", last(host)))}${trace.never ? ` (${level(never("return", host))})` : ""}`,
-      ...(test ? [`${level(at("test_accuracy", last(host)))}${trace.never ? ` (${level(never("test_accuracy", host))})` : ""}`] : [])];
-    body.append(make("tr", { "data-host": host }, ...cells.map((cell, i) => make("td", /^(return|test)/.test(titles[i]) ? { "data-title": titles[i].replace("\n", " ") } : {}, cell))));
+      ...(end ? [`${level(at(end, last(host)))}${trace.never ? ` (${level(never(end, host))})` : ""}`] : [])];
+    body.append(make("tr", { "data-host": host }, ...cells.map((cell, i) => make("td", /^(return|online|test)/.test(titles[i]) ? { "data-title": titles[i].replace("\n", " ") } : {}, cell))));
   }
   mark();
 }

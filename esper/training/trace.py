@@ -137,7 +137,8 @@ class Trace:
             return {"return": episode.return_N}
         assert episode.signals is not None
         unknown_N = np.full(len(episode.return_N), np.nan)
-        return {
+        online = {} if episode.online_N is None else {"online_accuracy": episode.online_N}
+        return online | {
             "return": episode.return_N,
             "first_accuracy": episode.first_accuracy_N,
             "committed_accuracy": episode.signals.effects.committed_accuracy_N,

@@ -32,6 +32,24 @@ def test_the_verdict_follows_the_interval() -> None:
     assert found.mean == 1
 
 
+def test_the_accuracy_of_every_epoch_leads_where_it_was_measured() -> None:
+    """Where the reward pays for it; the network that is kept may be worse."""
+    own, never = (
+        {**table(ends), "online_accuracy": table(online)["return"]} for ends, online in (([5, 6], [42, 44]), ([9, 9], [40, 42]))
+    )
+    assert "it shows 2.0 ± 0.0 pp more online accuracy and " in verdict(own, never, name="it", score="accuracy")
+    shown = [(card.value, card.label) for card in cards(own, never, score="accuracy", host={}, greedy=never)]
+    assert shown[0] == ("+2.0 ± 0.0 pp", "online accuracy beyond never growing")
+    assert shown[2] == ("43.0 %", "mean test accuracy over the host epochs; 41.0 % with the most probable actions")
+    found = " ".join(failures(grown(own, never)))
+    assert "Lowest online accuracy: host 0 with 42.0 % (40.0 % if it never grows)" in found
+    assert "loses" not in found
+    for name in ("host", "kind"):
+        own[name] = never[name] = ["a", "a", "b", "b"]
+    assert [row[3] for row in kinds(own, never)] == ["+2.0", "+2.0"]
+    assert "test accuracy" in verdict(own, table([9, 9]), name="it", score="accuracy"), "one trace lacks it"
+
+
 def grown(policy: dict, never: dict, greedy: dict | None = None) -> Grown:
     return Grown(policy=policy, greedy=greedy, never=never)
 
