@@ -45,6 +45,18 @@ class ControllerTable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KindTable:
+    """Results by kind of host."""
+
+    rows: list[tuple[str, ...]]
+    """See `findings.kinds`."""
+    headline: str
+    """Which accuracy these are, see `findings.headline`."""
+    words: str
+    """Sentence that explains the names of kinds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
     """The contents of a page."""
 
@@ -63,12 +75,7 @@ class Contents:
     best: str
     """Sentence that names the best checkpoint; empty before the first update."""
     cards: list[findings.Card]
-    kinds: list[tuple[str, ...]]
-    """Results by kind of host, see `findings.kinds`."""
-    headline: str
-    """Which accuracy these are, see `findings.headline`."""
-    kind_words: str
-    """Sentence that explains the names of kinds."""
+    kinds: KindTable | None
     part: str
     """Name of a part of a host, such as "block"."""
     comparison: ControllerTable | None
@@ -119,7 +126,7 @@ def gather(folder: Path, hosts: int | None = None) -> Contents:
     evaluated, shown = richest(found := evaluations(folder)), _grown(tables.get)
     worth, after = _most_hosts(shown, update, largest(found))
     baseline, traces = _baseline(evaluated, after), _traces(folder, tables, update)
-    part, kinds = config.host.part.partition(" ")[0], findings.kinds(shown.policy, shown.never) if shown else []
+    part = config.host.part.partition(" ")[0]
     return Contents(
         title=f"{config.choice('agent')} on {config.choice('task')}",
         subtitle=_subtitle(config, status),
@@ -140,9 +147,7 @@ def gather(folder: Path, hosts: int | None = None) -> Contents:
         decline=best.decline(records, state.get("best")),
         best=best.best_update(state.get("best")),
         cards=_cards(worth, baseline, score, prices.get("host", {})) if worth else [],
-        kinds=kinds,
-        headline=shown.headline if shown else "test",
-        kind_words=findings.kind_words(max(row[0] for row in kinds), part) if kinds else "",
+        kinds=_kinds(shown, part) if shown else None,
         part=part,
         comparison=_comparison(evaluated, score),
         oracle=evaluated is not None and ORACLE in evaluated.report["hosts"],
@@ -191,6 +196,15 @@ def _grown(table: Callable[[str], Table | None]) -> Grown | None:
     """Return the results of the policy and of never growing, from a function of their names; None if one is missing."""
     policy, never = table("policy"), table(NEVER)
     return Grown(policy=policy, greedy=table("policy_greedy"), never=never) if policy and never else None
+
+
+def _kinds(shown: Grown, part: str) -> KindTable | None:
+    """Return the results by kind of host; None if there is one kind, or very many."""
+    rows = findings.kinds(shown.policy, shown.never)
+    if not rows:
+        return None
+    words = findings.kind_words(max(row[0] for row in rows), part)
+    return KindTable(rows=rows, headline=findings.headline(shown.policy, shown.never), words=words)
 
 
 def _most_hosts(shown: Grown | None, update: int, evaluated: Evaluated | None) -> tuple[Grown | None, int]:
