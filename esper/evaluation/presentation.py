@@ -26,7 +26,6 @@ SPOKEN = {"wait": "never growing", "policy": "the policy"}
 """Name of a controller in a sentence."""
 OUTCOME_NAMES = {"return": "return", "accuracy": "test accuracy", ONLINE: "online accuracy"}
 """Name of an outcome."""
-UNITS = {"accuracy": "pp of test accuracy", ONLINE: "pp of online accuracy", "return": "points of return"}
 NARROW = 76
 """Columns below which a table leaves out the differences."""
 
@@ -45,7 +44,7 @@ def verdict(rows: Rows, score: str = "accuracy", headline: str = "accuracy") -> 
     row = next((row for row in others if row["controller"] in POLICIES), others[0])
     shown: dict[str, list[str]] = {"beats": [], "is worse than": [], "": []}
     for key in (headline, "return"):
-        unit = UNITS[key]
+        unit = f"{'points' if key == 'return' else 'pp'} of {OUTCOME_NAMES[key]}"
         mean = Interval(**row[f"{key}_over_wait"])
         if math.isfinite(mean.mean):
             word = "beats" if mean.low > 0 else "is worse than" if mean.high < 0 else ""

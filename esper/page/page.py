@@ -19,6 +19,7 @@ from esper.page.held_out import trace_held_out, untraced
 from esper.page.packing import embedded
 from esper.page.status import saved_config
 from esper.telemetry.jsonl import read_records
+from esper.telemetry.pictures import COLOURS
 from esper.telemetry.seed_table import HEAD, LEGEND, TITLE
 from esper.telemetry.text import duration
 from esper.training.config_io import from_plain
@@ -71,7 +72,7 @@ def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], N
             seed_title=TITLE,
             seed_head=HEAD,
             seed_legend=LEGEND,
-            style=_source("run.css"),
+            style=_stage_colours() + _source("run.css"),
             script=_source("run.js"),
             traces=embedded(contents.traces),
         )
@@ -114,6 +115,11 @@ def _announcement(folder: Path, state: Mapping[str, Any]) -> str:
     left = f", about {duration(growths * hosts * config.steps / median(speeds))}" if speeds else ""
     often = {1: "once", 2: "twice"}.get(growths) or f"{growths} times"
     return f"growing {hosts} held-out hosts {often} for its page{left}"
+
+
+def _stage_colours() -> str:
+    """Return the colours of the stages as CSS; that of empty slots depends on the reader's theme."""
+    return f":root {{ {'; '.join(f'--{stage}: {colour}' for stage, colour in COLOURS.items() if stage != 'dormant')} }}\n"
 
 
 def _source(name: str) -> str:
