@@ -26,6 +26,7 @@ LAYERS = (
     nn.Conv2d,
     nn.BatchNorm2d,
     nn.GroupNorm,
+    nn.LayerNorm,
     nn.Linear,
     nn.MaxPool2d,
     nn.ReLU,

@@ -108,7 +108,10 @@ def split_members(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     if len(sizes) == 1:
         return (x,)
     axis = 0 if members_first(x) else 1
-    return x.split([size * (x.shape[axis] // sum(sizes)) for size in sizes], axis)
+    each = [size * (x.shape[axis] // sum(sizes)) for size in sizes]
+    if is_batch_last(x):  # so that the gradient is, too
+        return tuple(part.movedim(-1, 0) for part in x.movedim(0, -1).split(each))
+    return x.split(each, axis)
 
 
 def join_members(parts: Sequence[Tensor]) -> Tensor:

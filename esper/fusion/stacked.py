@@ -15,6 +15,7 @@ from esper.fusion import batch_last_layers as own
 from esper.fusion.batch_last import can_convolve, fits_kernels, is_batch_last
 from esper.fusion.chain import Convolution, GroupNorm, Link, chain
 from esper.fusion.convolution import convolution
+from esper.fusion.layer_norm import layer_norm
 from esper.fusion.layers import (
     CausalAttention,
     ChannelScale,
@@ -182,7 +183,8 @@ def _both(value: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 class StackedLayerNorm(StackedLayer):
-    """`LayerNorm` over the last axis: the width of sequences, or the whole of vectors. Weight and bias `[M, D]`."""
+    """`LayerNorm` over the last axis: the width of sequences, or the whole of vectors, batch-last if the input is. Weight and
+    bias `[M, D]`."""
 
     def __init__(self, layers: Sequence[nn.LayerNorm]) -> None:
         super().__init__(layers)
@@ -194,6 +196,9 @@ class StackedLayerNorm(StackedLayer):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 4:
             raise ValueError("a fused LayerNorm takes sequences or vectors, got images: use GroupNorm there")
+        if is_batch_last(x) and x.dtype == self.weight.dtype:
+            x_MCB = x.t().unflatten(0, (self.members, -1))
+            return layer_norm(x_MCB, self.weight, self.bias, self.eps).flatten(0, 1).t()
         weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
         if members_first(x):
             y, weight = x.unflatten(0, (self.members, -1)), weight[:, None, None]

@@ -88,7 +88,7 @@ class SeedBank:
 
         The numbers of a member do not depend on whether others hold a seed, but for the rounding of torch's sums over images. An
         ungrouped convolution may round differently from a grouped one, so a single live row of several is computed twice, except
-        on a CPU by Esper's own kernels, and in sequences without linear layers of one unit.
+        on a CPU by Esper's own kernels, and in sequences, and vectors in batch-last memory, without linear layers of one unit.
 
         Args:
             rows_L: rows of the bank, in the order of the features.
@@ -111,7 +111,8 @@ class SeedBank:
             if self._one_by_one(x, count):
                 pieces = zip(rows.split(1), split_members(x, [1] * count), strict=True)
                 return join_members([self.fleet.bind(row)(_dense(piece)).to(x.dtype) for row, piece in pieces])
-            if count == 1 < self.fleet.members and not (self._alike and x.is_cpu and members_first(x)):
+            alone = self._alike and x.is_cpu and (members_first(x) or (x.dim() == 2 and is_batch_last(x)))
+            if count == 1 < self.fleet.members and not alone:
                 return split_members(self.fleet.bind(rows.expand(2, -1))(join_members([x, x])), [1, 1])[0].to(x.dtype)
             return self.fleet.bind(rows)(x).to(x.dtype)
 

@@ -179,6 +179,7 @@ FEATURES = {
     "one by one": (SlotSpec("r0c0", 8), lambda: torch.randn(33, 24, 24, 24).contiguous(memory_format=torch.channels_last)),
     "sequences": (SlotSpec("l0", 32, layout=Layout.SEQUENCES), lambda: torch.randn(48, 64, 32)),
     "vectors": (SlotSpec("h0", 16, layout=Layout.VECTORS), lambda: torch.randn(16, 48)),
+    "vectors, batch-last": (SlotSpec("h0", 16, layout=Layout.VECTORS), lambda: batch_last(torch.randn(128, 48))),
 }
 
 
