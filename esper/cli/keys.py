@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, get_type_hints
 
+import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from esper.cli.help import in_words
-from esper.config import ALIASES, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed
+from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed
 from esper.training.config_io import dotted
 
 ROOT_KEYS = {field.name for field in fields(Config)} - {*GROUPS}
@@ -94,6 +95,28 @@ def _unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
     close = FAMILIAR.get(key) or " or ".join(elsewhere[:3])
     hint = f"did you mean {close}? " if close else f"{did_you_mean(name, siblings).removeprefix('; ')} ".lstrip()
     return f"there is no key {key}: {hint}{where or 'the config'} has {', '.join(siblings) or 'no keys'}"
+
+
+def preset_error(message: str, choices: Sequence[str]) -> str:
+    """Return Hydra's message on a preset that sets a key which another choice does not have as a sentence of ours, and other
+    messages as they are.
+
+    Args:
+        message: the message on one line.
+        choices: the options that the command chooses, as in `agent=wait`.
+    """
+    found = re.match(r"In '(.+)/(.+)': ConfigKeyError .* full_key: ((\w+)\.\S+)", message)
+    if not found:
+        return message
+    group, inner, key, other = found.groups()
+    chosen = {choice.partition("=")[0]: choice for choice in choices}
+    preset = chosen.get(group, f"{group}={inner}")
+    path = CONF / group / f"{preset.partition('=')[2]}.yaml"
+    defaults = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("defaults", []) if path.exists() else []
+    task = next((one["override /task"] for one in defaults if "override /task" in one), None)
+    instead = f"write task={task} instead of {preset}" if task else f"leave {preset} out"
+    which = chosen.get(other, f"the chosen option of {other}")
+    return f"{preset} sets {key}, which {which} does not have: {instead}, or choose another {other}"
 
 
 def value_kind(cfg: DictConfig, key: str) -> str:

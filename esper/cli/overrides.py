@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from esper.cli.keys import ROOT_KEYS, check_choice, check_key, value_kind
+from esper.cli.keys import ROOT_KEYS, check_choice, check_key, preset_error, value_kind
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, root_key, typed
 from esper.pool.local import all_cores
 from esper.training.config_io import to_plain
@@ -337,7 +337,7 @@ def _composed(groups: list[str], config_name: str) -> tuple[DictConfig, dict[str
     try:
         cfg = compose(config_name, overrides=groups, return_hydra_config=True)
     except _COMPOSING as error:
-        raise ConfigError(_one_line(error)) from error  # the error is in a YAML file
+        raise ConfigError(preset_error(_one_line(error), groups)) from error  # the error is in a YAML file
     return cfg, cast(dict[str, Any], OmegaConf.to_container(cfg.hydra.runtime.choices))
 
 

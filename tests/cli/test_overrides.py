@@ -34,6 +34,11 @@ MALFORMED: list[tuple[str, str]] = [
     ("devices.cpu.tune=true", "has no effect, since devices=\\[auto\\] is chosen: add 'devices=\\[cpu\\]'"),
     ("blueprint=[norm] blueprint.conv_light.kernel=5", "add 'blueprint=\\[norm,conv_light\\]'"),
     ("experiment=healthi", "no option healthi in group experiment: .*; did you mean healthy?"),
+    (
+        "experiment=digits_drift agent=wait",
+        "^experiment=digits_drift sets agent.twins, which agent=wait does not have: write task=digits_drift instead of exp",
+    ),
+    ("experiment=mnist5k_drift agent=wait", "^experiment=mnist5k_drift sets agent.* write task=mnist5k_drift instead"),
     ("sweep=nothing", "choose from ab, ab_reward"),
     ("devices=[cuda:9]", "no option cuda:9 in group devices"),
     ("devices=[]", "devices is not set: choose"),
