@@ -195,6 +195,8 @@ def play_forked() -> None:
         ({"overrides": ["updates=5"]}, "updates=5 has no effect in an environment"),
         ({"overrides": ["agent=ppo"]}, "agent=ppo has no effect in an environment"),
         ({"overrides": ["hosts=4"]}, "hosts=4 cannot be overridden in an environment: set num_envs of make_vec_env instead"),
+        ({"overrides": ["sweep=ab"]}, "sweep=ab has no effect in an environment"),
+        ({"overrides": ["cluster=processes"]}, r"raise hosts to at least 2, .* \(hosts is num_envs of make_vec_env\)"),
         ({"overrides": ["stepz=4"]}, "did you mean steps"),
         ({"overrides": "steps=4"}, "overrides must be a list, got 'steps=4'"),
         ({"split": "test"}, "split must be training or held_out, got 'test'"),
@@ -204,6 +206,16 @@ def play_forked() -> None:
 def test_mistakes_are_named(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         make_env(**arguments)
+
+
+def test_an_id_of_a_task_refuses_the_sandbox() -> None:
+    with pytest.raises(ConfigError, match="this id chooses task=digits, which env=sandbox ignores: use Esper/Sandbox-v0"):
+        gymnasium.make("esper.gym:Esper/Digits-v0", overrides=SANDBOX)
+
+
+def test_unknown_options_of_reset_are_named() -> None:
+    with pytest.raises(ValueError, match="options of reset has 'episod', which has no effect: the only option is episode"):
+        make_env(SANDBOX).reset(options={"episod": 3})
 
 
 def test_nothing_is_seen_before_the_first_reset() -> None:

@@ -1,7 +1,7 @@
 """Checks of single overrides: the option exists in its group, the key exists in the config."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, get_type_hints
 
@@ -56,7 +56,9 @@ def _hint_on(group: str, option: str, options: Sequence[str]) -> str:
     extra = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}.get(option)
     if extra and group == "hydra/launcher":
         return f"; {option} comes with an extra: pip install -e '.[{extra}]'"
-    return did_you_mean(option, list(options)) or "; options of your own need plugins=[FILE]"
+    return (
+        did_you_mean(option, list(options)) or "; options of your own need plugins=[FILE], and presets of your own --config-dir"
+    )
 
 
 def check_key(loader: ConfigLoader, cfg: DictConfig, override: Override) -> None:
@@ -89,6 +91,10 @@ def check_key(loader: ConfigLoader, cfg: DictConfig, override: Override) -> None
 def _unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
     """Return a sentence about a key that does not exist: the closest key, and the keys of its parent."""
     where, _, name = key.rpartition(".")
+    group, _, inner = where.partition(".")
+    with_it = [option for option, config in GROUPS.get(group, {}).items() if name in {field.name for field in fields(config)}]
+    if with_it and not inner and group not in MANY:
+        return f"there is no key {key} with the chosen option of {group}: it is one of {group}={', '.join(with_it)}"
     elsewhere = [
         path for path in dotted(OmegaConf.to_container(cfg)) if path.rpartition(".")[2] == name and not path.startswith("hydra.")
     ]
@@ -105,18 +111,43 @@ def preset_error(message: str, choices: Sequence[str]) -> str:
         message: the message on one line.
         choices: the options that the command chooses, as in `agent=wait`.
     """
-    found = re.match(r"In '(.+)/(.+)': ConfigKeyError .* full_key: ((\w+)\.\S+)", message)
+    if found := re.match(r"In '(.+)/(.+)': Could not load '(.+)/(.+?)'", message):
+        group, inner, other, option = found.groups()
+        options = sorted(GROUPS.get(other, {}))
+        return f"the preset {group}={inner} starts from {option}, and there is no option {option} in group {other}: choose " + (
+            f"from {', '.join(options)}{did_you_mean(option, options)}"
+        )
+    if found := re.match(r"In '(.+)/(.+)': ValidationError .*: (Value .*) full_key: (\S+)", message):
+        group, inner, why, key = found.groups()
+        return f"the preset {group}={inner} sets {key} to a value of another type: {why}"
+    found = re.match(r"In '(.+)/(.+)': ConfigKeyError .* Key '.*' not in '(.*)' full_key: ((\w+)\.(\S+))", message)
     if not found:
         return message
-    group, inner, key, other = found.groups()
+    group, inner, kind, key, other, name = found.groups()
     chosen = {choice.partition("=")[0]: choice for choice in choices}
     preset = chosen.get(group, f"{group}={inner}")
+    if group == other:
+        return _misspelt(f"the preset {group}={inner}", key, name, next(_options(group, kind), None))
     path = CONF / group / f"{preset.partition('=')[2]}.yaml"
     defaults = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("defaults", []) if path.exists() else []
     task = next((one["override /task"] for one in defaults if "override /task" in one), None)
     instead = f"write task={task} instead of {preset}" if task else f"leave {preset} out"
     which = chosen.get(other, f"the chosen option of {other}")
     return f"{preset} sets {key}, which {which} does not have: {instead}, or choose another {other}"
+
+
+def _options(group: str, kind: str) -> Iterator[Any]:
+    """Yield the configs of a group with this class name."""
+    yield from (config for config in GROUPS.get(group, {}).values() if config.__name__ == kind)
+
+
+def _misspelt(preset: str, key: str, name: str, config: Any) -> str:
+    """Return a sentence on a key that a preset sets in its own group, whose config has no such key."""
+    if config is None:
+        return f"{preset} sets {key}, but starts from no option: put `defaults: [OPTION]` at its top"
+    names = [field.name for field in fields(config)]
+    hint = f"{did_you_mean(name, names).removeprefix('; ')} ".lstrip()
+    return f"{preset} sets {key}, and there is no such key: {hint}{key.partition('.')[0]} has {', '.join(names)}"
 
 
 def value_kind(cfg: DictConfig, key: str) -> str:

@@ -162,6 +162,8 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             raise ValueError("reset takes one seed, the root of all hosts' random streams: pass an int instead of a list")
         if seed is not None:
             self.root, self.episode = int(seed), -1
+        if unknown := [*({*(options or {})} - {"episode"})]:
+            raise ValueError(f"options of reset has {unknown[0]!r}, which has no effect: the only option is episode")
         wanted = (options or {}).get("episode")
         self.episode = self.episode + 1 if wanted is None else int(wanted)
 

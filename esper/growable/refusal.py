@@ -12,8 +12,7 @@ from esper.lifecycle.stages import Stage
 
 NEEDS = {
     "germinate": "the slot must be dormant and in use (rules), and the limit rules.max_seeds not reached",
-    "advance": "a seed leaves training after gates.min_training epochs, and with gates.min_improvement since the last "
-    "contributions() before it began to train; blending at alpha 1; holding once it was measured",
+    "advance": "the slot must hold a seed that is not a fossil",
     "fossilize": "the seed must be holding, so its alpha must be 1 (set_alpha), and its contribution measured by "
     "contributions() and at least gates.min_contribution",
     "set_alpha": "the seed must be blending or holding, with alpha at its target",
@@ -21,6 +20,13 @@ NEEDS = {
     "prune": "the slot must hold a seed that is not a fossil and is at least rules.min_prune_age epochs old",
 }
 """What each operation needs."""
+ADVANCES = {
+    Stage.TRAINING: "a seed leaves training after gates.min_training epochs, and with gates.min_improvement since the last "
+    "contributions() before it began to train",
+    Stage.BLENDING: "a seed leaves blending at alpha 1, after gates.min_blending epochs",
+    Stage.HOLDING: "a holding seed is fossilized next, once contributions() has measured gates.min_contribution at alpha 1",
+}
+"""What a seed needs to leave each stage; a germinated one may advance at once."""
 
 
 def refusal(doing: str, slot: str, stage: Stage, age: int) -> str:
@@ -32,7 +38,8 @@ def refusal(doing: str, slot: str, stage: Stage, age: int) -> str:
         stage: its stage.
         age: age of the stage [epochs].
     """
-    return f"{doing} is not permitted in slot {slot}, which is {stage} (age {age}): {NEEDS[doing]} (docs/lifecycle.md)"
+    need = ADVANCES.get(stage, NEEDS[doing]) if doing == "advance" else NEEDS[doing]
+    return f"{doing} is not permitted in slot {slot}, which is {stage} (age {age}): {need} (docs/lifecycle.md)"
 
 
 def warn_of_no_epoch(stages: Mapping[str, Stage]) -> None:

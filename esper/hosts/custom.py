@@ -3,6 +3,7 @@
 import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn
 
@@ -50,7 +51,11 @@ class CustomConfig(HostConfig):
         try:
             found = pkgutil.resolve_name(self.path)
         except (ModuleNotFoundError, AttributeError, ValueError) as error:
-            raise ValueError(f"host.path={self.path}: {error}: check the spelling, or add its folder to PYTHONPATH") from error
+            module, _, name = self.path.partition(":")
+            remedy = "check the spelling, or add its folder to PYTHONPATH"
+            if module.endswith(".py"):
+                remedy = f"name the module instead of the file, as in {Path(module).stem}:{name}"
+            raise ValueError(f"host.path={self.path}: {error}: {remedy}") from error
         if not (isinstance(found, type) and issubclass(found, nn.Module)):
             raise ValueError(f"host.path={self.path} is not a class derived from torch.nn.Module")
         IMPORTED[self.path.partition(":")[0]] = None

@@ -73,8 +73,9 @@ class Evaluated:
         found = self.report["hosts"].get(name)
         if found is None:
             return None
+        shown = {outcome: column for outcome, column in COLUMNS.items() if outcome != ONLINE or _headline(self.report) == ONLINE}
         return {"epoch": [1.0] * len(found["return"])} | {
-            column: found[outcome] for outcome, column in COLUMNS.items() if outcome in found
+            column: found[outcome] for outcome, column in shown.items() if outcome in found
         }
 
 

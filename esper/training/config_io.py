@@ -85,13 +85,10 @@ def _class(group: str, name: str) -> type:
     return GROUPS[group][name]
 
 
-def difference(saved: Config, asked: Config) -> str | None:
-    """Return the first key in which two configs differ and that a resumed run may not change; None if there is none."""
+def differences(saved: Config, asked: Config) -> dict[str, Any]:
+    """Return the keys in which two configs differ and that a resumed run may not change, with the saved values."""
     a, b = flat(to_plain(saved)), flat(to_plain(asked))
-    for key in [*a, *(key for key in b if key not in a)]:
-        if a.get(key) != b.get(key) and key.split(".")[0] not in CHANGEABLE:
-            return key
-    return None
+    return {key: a.get(key) for key in a | b if a.get(key) != b.get(key) and key.split(".")[0] not in CHANGEABLE}
 
 
 def flat(plain: dict[str, Any]) -> dict[str, Any]:
@@ -120,14 +117,14 @@ def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
     """
     roots = [root_key(override) for override in overrides]
     before, now = flat(to_plain(saved)), flat(to_plain(asked))
-    unlike = difference(saved, asked)
+    unlike = differences(saved, asked)
     for root, override in zip(roots, overrides, strict=True):
         if root in CHANGEABLE:
             continue
         group = ALIASES.get(root, root)
         part = [key for key in now | before if key.split(".")[0] == group and now.get(key) != before.get(key)]
         if not hasattr(saved, group):  # such as experiment, which sets keys of several groups
-            part = [unlike] if unlike else []
+            part = [*unlike]
         if part:
             key, free = part[0], ", ".join(key for key in CHANGEABLE if key != "resume")
             raise ConfigError(

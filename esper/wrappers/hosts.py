@@ -28,7 +28,7 @@ from esper.training.environment import build_env
 from esper.wrappers.film import Film
 from esper.wrappers.flat import flat_space, flatten
 
-WITHOUT_EFFECT = ("buffer", "checkpoints", "experiment", "policy_seed", "resume", "telemetry", "updates")
+WITHOUT_EFFECT = ("buffer", "checkpoints", "experiment", "policy_seed", "resume", "sweep", "telemetry", "updates")
 """Root keys of a training run that an environment does not read."""
 FRAMES = 4
 """Frames per second of a video; each shows one host epoch more."""
@@ -265,6 +265,8 @@ def _build(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, sp
         raise ConfigError(f"overrides must be a list, got {overrides!r}: write [{overrides!r}]")
     if split not in list(Split):
         raise ConfigError(f"split must be {' or '.join(Split)}, got {split!r}")
+    if preset and "env=sandbox" in overrides and "env=sandbox" not in preset:
+        raise ConfigError(f"this id chooses {preset[0]}, which env=sandbox ignores: use Esper/Sandbox-v0")
     plugins, others = split_plugins([*preset, *overrides])
     load_plugins(plugins)
     for override in others:
@@ -273,7 +275,11 @@ def _build(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, sp
             raise ConfigError(f"{override} cannot be overridden in an environment: set num_envs of make_vec_env instead")
         if key in WITHOUT_EFFECT or override.startswith("agent="):
             raise ConfigError(f"{override} has no effect in an environment, since another library trains the agent: leave it out")
-    return build_env(config_of(["agent=wait", *others, f"hosts={num_envs}"]), split=Split(split))
+    try:
+        config = config_of(["agent=wait", *others, f"hosts={num_envs}"])
+    except ConfigError as error:
+        raise ConfigError(f"{error} (hosts is num_envs of make_vec_env)" if "hosts=" in str(error) else str(error)) from error
+    return build_env(config, split=Split(split))
 
 
 def _has_seed(preset: Sequence[str], overrides: Sequence[str]) -> bool:

@@ -109,6 +109,11 @@ class SavedPolicy:
         if missing := [name for name in OBSERVED if name not in observation]:
             raise ConfigError(f"the observation lacks {', '.join(missing)}: give what reset or step of make_vec_env returned")
         seen = as_observation(observation)
+        if len(seen.features) != self._hosts or len(starts_N) != self._hosts:
+            raise ConfigError(
+                f"the policy decides for {self._hosts} hosts, got observations of {len(seen.features)} and terminated of "
+                f"{len(starts_N)}: call start(num_envs=...) for another number"
+            )
         decision = agent.act(seen, self._state, is_init=starts_N, uniform=uniform, greedy=greedy)
         self._state = decision.state
         return decision.action

@@ -24,6 +24,13 @@ class SB3VecEnv(VecEnv):
     """
 
     def __init__(self, envs: HostsEnv) -> None:
+        """Wrap an environment, which must not be stepped elsewhere.
+
+        Raises:
+            ConfigError: it is not that of `esper.make_vec_env`.
+        """
+        if not isinstance(envs, HostsEnv):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"SB3VecEnv takes esper.make_vec_env(...), got a {type(envs).__name__}")
         self.envs = envs
         self.render_mode = envs.render_mode
         self._actions: npt.NDArray[np.int64] | None = None

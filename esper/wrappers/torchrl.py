@@ -29,10 +29,10 @@ class TorchRLEnv(EnvBase):
         """Wrap an environment, which must not be stepped elsewhere.
 
         Raises:
-            ConfigError: its observations are not flat.
+            ConfigError: it is not that of `esper.make_vec_env`, or its observations are not flat.
         """
-        if not envs.flat:
-            raise ConfigError("TorchRLEnv takes flat observations: esper.make_vec_env(..., flat=True)")
+        if not (isinstance(envs, HostsEnv) and envs.flat):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError("TorchRLEnv takes flat observations of several hosts: esper.make_vec_env(..., flat=True)")
         super().__init__(batch_size=torch.Size([envs.num_envs]))
         self.envs = envs
         self._seed: int | None = None

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hydra.core.config_store import ConfigStore
@@ -10,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from esper import config as C
-from esper.cli.overrides import check, check_sweep, quoted, unquoted
+from esper.cli.overrides import check, check_sweep, hydra_at_conf, quoted, unquoted
+from esper.config import ConfigError
 from tests.composed import refusal
 
 # Overrides that do not compose, and a pattern of the error.
@@ -39,6 +41,8 @@ MALFORMED: list[tuple[str, str]] = [
         "^experiment=digits_drift sets agent.twins, which agent=wait does not have: write task=digits_drift instead of exp",
     ),
     ("experiment=mnist5k_drift agent=wait", "^experiment=mnist5k_drift sets agent.* write task=mnist5k_drift instead"),
+    ("cluster.workers=2", "no key cluster.workers with the chosen option of cluster: it is one of cluster=processes, ray$"),
+    ("agent=bandit agent.teacher=wait", "agent.teacher with the chosen option of agent: it is one of agent=ppo, ppo_mlp$"),
     ("sweep=nothing", "choose from ab, ab_reward"),
     ("devices=[cuda:9]", "no option cuda:9 in group devices"),
     ("devices=[]", "devices is not set: choose"),
@@ -130,3 +134,23 @@ def test_the_command_line_overrides_an_experiment() -> None:
 @example("ends in a backslash and a new line\\\n")
 def test_a_quoted_value_is_read_back_unchanged(value: str) -> None:
     assert unquoted(quoted(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("preset", "sentence"),
+    [
+        (
+            "defaults: [shaped]\nrnt: 1.0",
+            "sets reward.rnt, and there is no such key: did you mean rent? reward has per_host, rent, ",
+        ),
+        ("defaults: [shapd]", "starts from shapd, and there is no option shapd in group reward: choose from accuracy_minus_rent"),
+        ("defaults: [shaped]\nrent: much", "sets reward.rent to a value of another type: Value 'much'"),
+        ("rent: 1.0", "sets reward.rent, but starts from no option: put `defaults: [OPTION]` at its top"),
+    ],
+)
+def test_a_mistake_in_a_preset_is_one_sentence(tmp_path: Path, preset: str, sentence: str) -> None:
+    (tmp_path / "reward").mkdir()
+    (tmp_path / "reward" / "mine.yaml").write_text(preset)
+    with hydra_at_conf(str(tmp_path)), pytest.raises(ConfigError) as raised:
+        check(["reward=mine"])
+    assert str(raised.value).startswith(f"the preset reward=mine {sentence}")

@@ -129,6 +129,8 @@ def test_it_decides_in_python_as_in_an_evaluation(run: Path, saved: Path) -> Non
     assert np.array_equal(copy.reset(options={"episode": 0})[0]["features"], env.reset(options={"episode": 0})[0]["features"])
     with pytest.raises(ConfigError, match="the observation lacks features, slots, blueprints, legal_slots, legal_values"):
         policy.act({"a": observation["features"]})
+    with pytest.raises(ConfigError, match=r"the policy decides for 3 hosts, got observations of 2 and terminated of 3"):
+        policy.act({name: part[:2] for name, part in observation.items()})
     with pytest.raises(ConfigError, match=r"overrides must be a list, got 'steps=3'"):
         policy.make_vec_env("steps=3")
     with pytest.raises(ConfigError, match="num_envs must be at least 1, got 0"):

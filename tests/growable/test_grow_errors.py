@@ -59,6 +59,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: active(grown()).germinate("early", "norm"),
         "germinate is not permitted in slot early, which is training",
     ),
+    "nothing to advance": (
+        lambda: grown().advance("early"),
+        "which is dormant .*: the slot must hold a seed that is not a fossil",
+    ),
     "loss": (lambda: grown().potential(lambda: torch.zeros((), requires_grad=True)), "slot early ran 0 times"),
     "slots as text": (lambda: esper.grow(module(), "1", batch()[0]), r"slots must be a list of paths, got '1'"),
     "slot twice": (lambda: esper.grow(module(), ["1", "1"], batch()[0]), "slots names a submodule twice"),

@@ -158,6 +158,11 @@ def test_a_damaged_file_is_named(tmp_path, content):
         ImageArraysConfig(file=str(tmp_path / "images.npz")).build(CNNConfig())
 
 
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(TaskError, match=r"is a folder, and the task needs a file: set task.file to an .npz file"):
+        ImageArraysConfig(file=str(tmp_path)).build(CNNConfig())
+
+
 def test_a_single_array_is_no_archive(tmp_path):
     np.save(tmp_path / "images.npy", X)
     with pytest.raises(TaskError, match=r"images.npy holds a single array: .*np.savez\('images.npz', x=x, y=y\)"):

@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 
 from esper.config import GROUPS, ConfigError
 from esper.training import config_io
-from esper.training.config_io import difference, from_plain, resumed, to_plain
+from esper.training.config_io import differences, from_plain, resumed, to_plain
 from tests.training.small_run import config
 
 
@@ -13,9 +13,10 @@ def test_a_config_comes_back_from_its_plain_form():
     asked = config("task.instances=healthy", "blueprint=[norm,conv_light]", "blueprint.conv_light.kernel=5", "reward=sparse")
     back = from_plain(to_plain(asked))
     assert back == asked
-    assert difference(back, asked) is None
-    assert difference(back, config()) is not None
-    assert difference(config(), config("updates=9")) is None
+    assert not differences(back, asked)
+    assert differences(back, config())
+    assert differences(config("seed=7", "steps=9"), config()) == {"seed": 7, "steps": 9}
+    assert not differences(config(), config("updates=9"))
 
 
 def test_only_some_keys_may_change_when_a_run_is_resumed():

@@ -181,12 +181,12 @@ def test_a_refused_command_leaves_how_the_run_was_started(whole, tmp_path, monke
     with pytest.raises(SystemExit) as ended:
         cli.run(main)
     assert ended.value.code == 2
-    assert "holds a run with a different seed" in capsys.readouterr().err
+    assert "holds a run with other settings (seed=" in capsys.readouterr().err
     assert [path.read_text() for path in (folder / ".hydra").iterdir()] == ["as it was"]
 
 
 def test_a_folder_of_another_config_is_refused(whole):
-    with pytest.raises(ConfigError, match=r"a different reward\.rent"):
+    with pytest.raises(ConfigError, match=r"other settings \(reward\.rent="):
         Trainer(config("reward.rent=0.75"), whole).run()
     assert newest(whole)["update"] == 3
 

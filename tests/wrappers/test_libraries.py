@@ -5,7 +5,7 @@ import pytest
 
 from esper.config import ConfigError
 from esper.env.actions import Head, Op
-from esper.wrappers.hosts import make_vec_env
+from esper.wrappers.hosts import make_env, make_vec_env
 
 SANDBOX = ["env=sandbox", "steps=5"]
 HOSTS = 3
@@ -72,3 +72,11 @@ def test_torchrl_takes_flat_observations_only() -> None:
     torchrl = pytest.importorskip("esper.wrappers.torchrl", reason="pip install -e '.[drivers]'", exc_type=ConfigError)
     with pytest.raises(ConfigError, match="takes flat observations"):
         torchrl.TorchRLEnv(make_vec_env(SANDBOX, num_envs=HOSTS))
+    with pytest.raises(ConfigError, match="takes flat observations of several hosts"):
+        torchrl.TorchRLEnv(make_env(SANDBOX))
+
+
+def test_sb3_takes_several_hosts() -> None:
+    sb3 = pytest.importorskip("esper.wrappers.sb3", reason="pip install -e '.[drivers]'", exc_type=ConfigError)
+    with pytest.raises(ConfigError, match=r"takes esper.make_vec_env\(...\), got a HostEnv"):
+        sb3.SB3VecEnv(make_env(SANDBOX))
