@@ -85,7 +85,7 @@ class React(Search[ReactRule]):
             "potential": f"when the largest growth potential rises by a factor of {rule.threshold:g}",
         }[rule.trigger]
         if rule.patience:
-            when += f" for more than {rule.patience} steps"
+            when += f" for more than {rule.patience} step{'s' * (rule.patience != 1)}"
         which = "the best blueprint by potential" if rule.blueprint is None else self.spec.blueprint_names[rule.blueprint]
         where = "the best slot by potential" if rule.slot is None else self.spec.slot_names[rule.slot]
         errors = "" if rule.errors is None else f"{rule.errors:g} standard error{'s' * (rule.errors != 1)}"

@@ -112,7 +112,8 @@ def in_words(hint: Any) -> str:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return "one of " + ", ".join(hint.__members__)
     if get_origin(hint) is list:
-        return f"a list, each {in_words(get_args(hint)[0])}"
+        (item,) = get_args(hint)
+        return "a list in brackets" if item is Any else f"a list, each {in_words(item)}"
     if is_dataclass(hint):
         return f"a group of keys out of {', '.join(field.name for field in fields(hint))}"
     return _KINDS.get(hint, "a group of keys")

@@ -111,7 +111,7 @@ class SlotState:
     measured: BoolArray
     """True if the contribution of this seed was ever measured."""
     gradient_ratio: FloatArray
-    """Ratio of the seed's to its host's gradient per parameter in the last epoch; see `gates.gradient_ratio`."""
+    """Ratio of the seed's to its host's gradient per parameter in the last epoch; see `gates.min_gradient_ratio`."""
     gradient_norm: FloatArray
     """Norm of the seed's gradient in the last epoch, before clipping; mean over steps [nats per unit of weight]."""
 

@@ -51,7 +51,7 @@ class KindTable:
     rows: list[tuple[str, ...]]
     """See `findings.kinds`."""
     headline: str
-    """Which accuracy these are, see `findings.headline`."""
+    """Which accuracy they contain, see `findings.headline`; empty if none was measured, and they lack that column."""
     words: str
     """Sentence that explains the names of kinds."""
 
@@ -128,7 +128,7 @@ def gather(folder: Path, hosts: int | None = None) -> Contents:
     baseline, traces = _baseline(evaluated, after), _traces(folder, tables, update)
     part = config.host.part.partition(" ")[0]
     return Contents(
-        title=f"{config.choice('agent')} on {config.choice('task')}",
+        title=config.title().partition(":")[0],
         subtitle=_subtitle(config, status),
         status=status,
         score=score,
@@ -204,6 +204,8 @@ def _kinds(shown: Grown, part: str) -> KindTable | None:
     if not rows:
         return None
     words = findings.kind_words(max(row[0] for row in rows), part)
+    if not any(row[3] for row in rows):
+        return KindTable(rows=[(*row[:3], *row[4:]) for row in rows], headline="", words=words)
     return KindTable(rows=rows, headline=findings.headline(shown.policy, shown.never), words=words)
 
 
@@ -268,7 +270,8 @@ def _metrics(folder: Path) -> list[dict[str, float]]:
 def _subtitle(config: Config, status: Status) -> str:
     state = "" if status.state in ("finished", "") else f", {status.outcome}"
     hosts = f"{counted(config.hosts, 'host')} x {counted(config.steps, 'epoch')}"
-    return f"{status.updates} of {hosts}, reward {config.choice('reward')}, seed {config.seed}{state}"
+    reward = "" if "task" in config.env.ignores else f"reward {config.choice('reward')}, "
+    return f"{status.updates} of {hosts}, {reward}seed {config.seed}{state}"
 
 
 def _cards(

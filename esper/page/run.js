@@ -71,7 +71,7 @@ function drawHosts() {
   const end = ["online_accuracy", "test_accuracy"].find((name) => column(name) !== undefined);
   const other = trace.never ? "\n(never growing)" : "", unit = " [%]";
   const drawn = trace.slots.length > 0;  // a sandbox has none
-  const titles = ["host", ...(drawn ? ["slots over host epochs 1 to " + trace.steps] : []), `validation ${SCORE}`, ...(drawn ? ["network kept"] : []),
+  const titles = ["host", ...(drawn ? ["slots over host epochs 1 to " + trace.steps, `validation ${SCORE}`, "network kept"] : []),
     "return [points]" + other,
     ...(end ? [`${end.split("_")[0]} ${SCORE}${unit}${other}`] : [])];
   head.replaceChildren(make("tr", {}, ...titles.map((title) => make("th", { scope: "col" }, title))));
@@ -81,11 +81,11 @@ function drawHosts() {
     if (byId("sort").value === "kind" && grouped() && trace.kinds[host] !== group) {
       group = trace.kinds[host];
       const count = trace.kinds.filter((kind) => kind === group).length;
-      body.append(make("tr", { class: "group" }, make("th", { colspan: titles.length, scope: "rowgroup" }, `kind ${group} (${count})`)));
+      body.append(make("tr", { class: "group" }, make("th", { colspan: titles.length, scope: "rowgroup" }, `${/^kind\b/.test(group) ? "" : "kind "}${group} (${count})`)));
     }
     const button = make("button", { class: "host", type: "button", title: trace.kinds[host] }, `host ${host}`);
     button.addEventListener("click", () => choose(host));
-    const cells = [button, ...(drawn ? [lanes(host)] : []), spark(host), ...(drawn ? [network(host)] : []),
+    const cells = [button, ...(drawn ? [lanes(host), spark(host), network(host)] : []),
       `${level(at("return", last(host)))}${trace.never ? ` (${level(never("return", host))})` : ""}`,
       ...(end ? [`${level(at(end, last(host)))}${trace.never ? ` (${level(never(end, host))})` : ""}`] : [])];
     body.append(make("tr", { "data-host": host }, ...cells.map((cell, i) => make("td", /^(return|online|test)/.test(titles[i]) ? { "data-title": titles[i].replace("\n", " ") } : {}, cell))));
@@ -361,7 +361,7 @@ function draw() {
   byId("trace").setAttribute("aria-valuetext", trace.label);
   ticks().forEach((tick, i) => tick.classList.toggle("now", i === Number(byId("trace").value)));
   const names = [...new Set(hostNumbers().flatMap(plantings).map((one) => one.blueprint))].sort();
-  byId("short").textContent = names.length ? "Letters: " + names.map((name) => `${letters(name)} ${name}`).join(", ") + "." : "";
+  byId("short").textContent = names.length && trace.slots.length ? "Letters: " + names.map((name) => `${letters(name)} ${name}`).join(", ") + "." : "";
   if (chosen >= trace.kinds.length) chosen = 0;
   drawHosts(); drawHeat(); drawScatter(); drawCounterfactuals();
 }

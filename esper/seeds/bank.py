@@ -50,7 +50,7 @@ class SeedBank:
             branch = seed_module(blueprint, slot, gated=gated)
         if any(True for _ in branch.buffers()):
             raise FusionError(
-                f"a branch of {type(blueprint).__name__} has buffers, which a bank does not keep: "
+                f"a branch of {type(blueprint).__name__} has buffers, such as running statistics, which a seed must not have: "
                 "use GroupNorm instead of BatchNorm"
             )
         self.fleet = Fleet([branch] * members, device)

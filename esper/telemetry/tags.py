@@ -164,9 +164,9 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "search/best_return",
         "reward",
-        "Mean return of the best schedule so far, on the hosts of the search; expected by agent=schedule_bandit.",
+        "Mean return of the best schedule or rule so far, on the hosts of the search; expected by agent=schedule_bandit.",
     ),
-    Metric("search/improved", "1", "1 where the schedule of this update is the best so far, else 0."),
+    Metric("search/improved", "1", "1 where the schedule or rule of this update is the best so far, else 0."),
     Metric("search/seeds", "count", "Seeds that the schedule of this update germinates."),
     Metric(
         "bandit/explained",

@@ -55,7 +55,7 @@ MALFORMED: list[tuple[str, str]] = [
     ("task.host.kernel=1", "no key task.host: "),
     ("choices.reward=sparse", "no key choices"),
     ("+choices.reward=sparse", "no key choices"),
-    ("telemetry.writers=5", "telemetry.writers must be a list, each any value, got 5"),
+    ("telemetry.writers=5", "telemetry.writers must be a list in brackets, got 5"),
     ("~reward", "reward is not set: choose one of shaped, simplified, basic, basic_plus, sparse, "),
     ("telemetry.writers.console=false", "since telemetry.writers is a list: write 'telemetry.writers=\\[...\\]'"),
     ("task.label_noise.1=0.3", "task.label_noise.1 is not a key, since task.label_noise is a list"),

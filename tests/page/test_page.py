@@ -171,6 +171,9 @@ def test_a_run_without_traces_or_hosts_has_a_page(tmp_path: Path) -> None:
     Trainer(check(overrides), tmp_path).run()
     page = page_of(tmp_path, hosts=4)
     assert "on 4 held-out hosts" in page
+    assert "<title>ppo on sandbox</title>" in page
+    assert "x 8 epochs, seed 0" in page, "a reward is not used"
+    assert "Colour is the stage" not in page
     shutil.rmtree(tmp_path / "trace")
     (record,) = json.loads((tmp_path / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps([record | {"mistakes": ["two images are equal"]}]))

@@ -183,7 +183,7 @@ def test_a_controller_whose_actions_are_refused_is_warned_once(tmp_path):
 @pytest.mark.usefixtures("own_parts")
 def test_reinforce_of_the_page_is_short_and_beats_random(tmp_path):
     """Mean return of the last ten updates, over two seeds: random gets some 10 % of the optimum, REINFORCE more than half."""
-    assert len(module("my_learner.py").splitlines()) < 80
+    assert len(module("my_learner.py").splitlines()) < 90
     (tmp_path / "my_learner.py").write_text(module("my_learner.py"))
     load_plugins([str(tmp_path / "my_learner.py")])
     sandbox = ["env=sandbox", "steps=6", "hosts=64", "updates=40", "telemetry=quiet"]

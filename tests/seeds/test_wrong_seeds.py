@@ -116,7 +116,7 @@ WRONG = {
         "is not the identity at birth: end it in a layer initialised to zero (born_as_zero)",
     ),
     "batch": (lambda: Made(lambda x: x - x.mean(0)), "mixes the samples of a batch: compute each sample alone, as GroupNorm"),
-    "batch_norm": (lambda: nn.Sequential(Made(), nn.BatchNorm2d(WIDTH)), "a branch of Wrong has buffers, which a bank"),
+    "batch_norm": (lambda: nn.Sequential(Made(), nn.BatchNorm2d(WIDTH)), "a branch of Wrong has buffers, such as running"),
     "batch_statistics": (lambda: Made(lambda x: F.batch_norm(x, None, None, training=True)), "mixes the samples of a batch"),
     "hosts": (
         lambda: Made(lambda x: x.softmax(1)),
