@@ -128,7 +128,8 @@ def learning_curves(axes: Axes, runs: Sequence[Run], colours: Colours, *, floor:
         if not updates:
             continue
         curves_BU = np.array([[curve[update] for update in updates] for curve in found])
-        axes.plot(updates, curves_BU.mean(axis=0), color=colour, linestyle=style, label=arm)
+        dot = "o" if len(updates) == 1 else None  # a line of one point cannot be seen
+        axes.plot(updates, curves_BU.mean(axis=0), color=colour, linestyle=style, marker=dot, label=arm)
         if len(found) >= FEWEST_RUNS and bands:
             found_U = [mean_interval(column) for column in curves_BU.T]
             low, high = (

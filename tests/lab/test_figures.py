@@ -120,3 +120,11 @@ def test_dots_lead_to_the_pages_of_their_runs(tmp_path: Path) -> None:
     for page in pages:
         assert [page.count(f'href="{address}"') for address in links.values()] == [1] * 3
     assert all("run.html" not in one.inline() for one in draw([], outcomes, OUTCOMES["accuracy"], "accuracy", 0.0, {}))
+
+
+def test_a_learning_curve_of_one_update_is_a_dot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.lab.figures.records_of", lambda run: [{CURVE: 50.0, "update": u} for u in range(run.updates)])
+    for updates, marker in ((1, "o"), (2, "None")):
+        axes = Figure().subplots()
+        learning_curves(axes, [Run(arm="a", block=0, seed=0, folder=Path(), updates=updates)], {"a": (0, 0, 0)})
+        assert axes.lines[0].get_marker() == marker
