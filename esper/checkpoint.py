@@ -136,7 +136,7 @@ class Checkpoints:
         paths, last = self.paths(), ""
         for path in reversed(paths):
             try:
-                _verified(path)
+                _verified(path.absolute())  # one warning, however the folder was named
             except FormatError:
                 raise
             except CheckpointError as error:
