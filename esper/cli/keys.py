@@ -1,7 +1,7 @@
 """Checks of single overrides: the option exists in its group, the key exists in the config."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, get_type_hints
 
@@ -113,32 +113,29 @@ def preset_error(message: str, choices: Sequence[str]) -> str:
     """
     if found := re.match(r"In '(.+)/(.+)': Could not load '(.+)/(.+?)'", message):
         group, inner, other, option = found.groups()
-        options = sorted(GROUPS.get(other, {}))
+        options = sorted({*GROUPS.get(other, {}), *(path.stem for path in (CONF / other).glob("*.yaml"))})
         return f"the preset {group}={inner} starts from {option}, and there is no option {option} in group {other}: choose " + (
             f"from {', '.join(options)}{did_you_mean(option, options)}"
         )
     if found := re.match(r"In '(.+)/(.+)': ValidationError .*: (Value .*) full_key: (\S+)", message):
         group, inner, why, key = found.groups()
         return f"the preset {group}={inner} sets {key} to a value of another type: {why}"
-    found = re.match(r"In '(.+)/(.+)': ConfigKeyError .* Key '.*' not in '(.*)' full_key: ((\w+)\.(\S+))", message)
+    found = re.match(r"In '(.+)/(.+)': ConfigKeyError .* Key '(.*)' not in '(.*)' full_key: ((\w+)\S*)", message)
     if not found:
         return message
-    group, inner, kind, key, other, name = found.groups()
+    group, inner, name, kind, key, other = found.groups()
     chosen = {choice.partition("=")[0]: choice for choice in choices}
     preset = chosen.get(group, f"{group}={inner}")
-    if group == other:
-        return _misspelt(f"the preset {group}={inner}", key, name, next(_options(group, kind), None))
+    options = [one for one in GROUPS.get(other, {}).values() if other not in MANY or one.__name__ == kind]
+    if group == other or not any(name in {field.name for field in fields(one)} for one in options):
+        config = Config if key == name else next((one for one in options if one.__name__ == kind), None)
+        return _misspelt(f"the preset {group}={inner}", key, name, config)
     path = CONF / group / f"{preset.partition('=')[2]}.yaml"
     defaults = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("defaults", []) if path.exists() else []
-    task = next((one["override /task"] for one in defaults if "override /task" in one), None)
+    task = None if "task" in chosen else next((one["override /task"] for one in defaults if "override /task" in one), None)
     instead = f"write task={task} instead of {preset}" if task else f"leave {preset} out"
     which = chosen.get(other, f"the chosen option of {other}")
     return f"{preset} sets {key}, which {which} does not have: {instead}, or choose another {other}"
-
-
-def _options(group: str, kind: str) -> Iterator[Any]:
-    """Yield the configs of a group with this class name."""
-    yield from (config for config in GROUPS.get(group, {}).values() if config.__name__ == kind)
 
 
 def _misspelt(preset: str, key: str, name: str, config: Any) -> str:
@@ -147,7 +144,7 @@ def _misspelt(preset: str, key: str, name: str, config: Any) -> str:
         return f"{preset} sets {key}, but starts from no option: put `defaults: [OPTION]` at its top"
     names = [field.name for field in fields(config)]
     hint = f"{did_you_mean(name, names).removeprefix('; ')} ".lstrip()
-    return f"{preset} sets {key}, and there is no such key: {hint}{key.partition('.')[0]} has {', '.join(names)}"
+    return f"{preset} sets {key}, and there is no such key: {hint}{key.rpartition('.')[0] or 'the config'} has {', '.join(names)}"
 
 
 def value_kind(cfg: DictConfig, key: str) -> str:

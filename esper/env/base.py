@@ -160,10 +160,10 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         """Set root and episode from the arguments of `reset`; `options={"episode": e}` asks for an episode by number."""
         if isinstance(seed, list):
             raise ValueError("reset takes one seed, the root of all hosts' random streams: pass an int instead of a list")
-        if seed is not None:
-            self.root, self.episode = int(seed), -1
         if unknown := [*({*(options or {})} - {"episode"})]:
             raise ValueError(f"options of reset has {unknown[0]!r}, which has no effect: the only option is episode")
+        if seed is not None:
+            self.root, self.episode = int(seed), -1
         wanted = (options or {}).get("episode")
         self.episode = self.episode + 1 if wanted is None else int(wanted)
 

@@ -109,7 +109,7 @@ def split_members(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
         return (x,)
     axis = 0 if members_first(x) else 1
     each = [size * (x.shape[axis] // sum(sizes)) for size in sizes]
-    if is_batch_last(x):  # so that the gradient is, too
+    if axis and is_batch_last(x):  # so that the gradient is, too
         return tuple(part.movedim(-1, 0) for part in x.movedim(0, -1).split(each))
     return x.split(each, axis)
 

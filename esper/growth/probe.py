@@ -36,6 +36,9 @@ FUSED = (
     "devices.<name>.members_per_shard=1"
 )
 
+NEWBORNS = 32
+"""Newborn seeds without a gradient after which a blueprint counts as one that never learns."""
+
 
 class Flaw(ValueError):
     """A flaw of a part; its message is a predicate and the remedy, as in "mixes the samples of a batch: ..."."""
@@ -103,7 +106,9 @@ def probe_seed(blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fle
         feeding_map(branch)
     x = torch.empty_like(features).normal_(generator=generator)
     x = x.abs() if (features >= 0).all() else x  # what follows a ReLU may count on its sign
-    _probe_birth(branch, x, torch.randn(x.shape, dtype=x.dtype, generator=generator))
+    direction = torch.randn(x.shape, dtype=x.dtype, generator=generator)
+    if not _probe_birth(branch, x, direction) and not _ever_learns(blueprint, slot, x, generator):
+        raise Flaw("has only zero gradients at birth and never learns: end it in its one layer of zeros, with no ReLU after it")
     with torch.no_grad():
         for parameter in branch.parameters():  # zeros would hide what the layers before them do
             parameter += 0.1 * torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
@@ -117,8 +122,23 @@ def probe_seed(blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fle
                 raise Flaw(FUSED)
 
 
-def _probe_birth(branch: nn.Module, x: Tensor, direction: Tensor) -> None:
-    """Check the output of a newborn branch and its gradients, the latter in one direction of its output."""
+def _ever_learns(blueprint: BlueprintConfig, slot: SlotSpec, x: Tensor, generator: torch.Generator) -> bool:
+    """Return whether one of several newborn seeds gets a gradient: a ReLU of few units may be 0 everywhere in some."""
+    for _ in range(NEWBORNS):
+        shift = torch.randn(x.shape, dtype=x.dtype, generator=generator)
+        branch = blueprint.branch(slot)
+        nn.utils.vector_to_parameters(newborn(blueprint, slot, generator), branch.parameters())
+        if is_informed(blueprint):
+            feeding_map(branch)
+        grads = torch.autograd.grad((branch(x) * shift).sum(), list(branch.parameters()))
+        if any(bool(grad.any()) for grad in grads):
+            return True
+    return False
+
+
+def _probe_birth(branch: nn.Module, x: Tensor, direction: Tensor) -> bool:
+    """Check the output of a newborn branch, and that gradients reach its parts, and return whether one of its parameters has a
+    gradient other than zero, in one direction of its output."""
     h = x.clone().requires_grad_()
     given = h * 1.0
     delta = branch(given)
@@ -129,8 +149,7 @@ def _probe_birth(branch: nn.Module, x: Tensor, direction: Tensor) -> None:
         raise Flaw("is not the identity at birth: end it in a layer initialised to zero (born_as_zero)")
     weights = {f"its parameter {name}": weight for name, weight in branch.named_parameters()}
     _, *grads = check_gradients((delta * direction).sum(), {"its input": h} | weights)
-    if not any(grad.any() for grad in grads):
-        raise Flaw("has only zero gradients at birth and never learns: end it in its one layer of zeros, with no ReLU after it")
+    return any(bool(grad.any()) for grad in grads)
 
 
 def _probe_vmap(forward: Callable[[Tensor], Tensor], x: Tensor) -> None:

@@ -182,6 +182,7 @@ class _Process:
         return kind, content
 
     def _lost(self, error: Exception) -> NoReturn:
+        self.is_busy = False
         self._wait()
         code = self._popen.returncode
         names = {one.value: one.name for one in signal.Signals}
@@ -190,6 +191,7 @@ class _Process:
 
     def hang_up(self) -> None:
         """Close the socket, upon which the process ends."""
+        self.is_busy = False
         self._pipe.close()
 
     def end(self, grace: float = GRACE) -> None:

@@ -86,9 +86,9 @@ class SeedBank:
     ) -> Tensor:
         """Return the deltas of the live members' seeds, in layout and dtype of `x`: delta(x), or g(x) * delta(x) with a gate.
 
-        The numbers of a member do not depend on whether others hold a seed, but for the rounding of torch's sums over images. An
-        ungrouped convolution may round differently from a grouped one, so a single live row of several is computed twice, except
-        on a CPU by Esper's own kernels, and in sequences, and vectors in batch-last memory, without linear layers of one unit.
+        The numbers of a member do not depend on whether others hold a seed, but for the rounding of torch's sums over images, and
+        of the matrix products of gates. An ungrouped convolution may round differently from a grouped one, so a single live row
+        of several is computed twice, except on a CPU by Esper's own kernels, and in sequences without linear layers of one unit.
 
         Args:
             rows_L: rows of the bank, in the order of the features.
@@ -111,8 +111,7 @@ class SeedBank:
             if self._one_by_one(x, count):
                 pieces = zip(rows.split(1), split_members(x, [1] * count), strict=True)
                 return join_members([self.fleet.bind(row)(_dense(piece)).to(x.dtype) for row, piece in pieces])
-            alone = self._alike and x.is_cpu and (members_first(x) or (x.dim() == 2 and is_batch_last(x)))
-            if count == 1 < self.fleet.members and not alone:
+            if count == 1 < self.fleet.members and not (self._alike and x.is_cpu and members_first(x)):
                 return split_members(self.fleet.bind(rows.expand(2, -1))(join_members([x, x])), [1, 1])[0].to(x.dtype)
             return self.fleet.bind(rows)(x).to(x.dtype)
 

@@ -86,9 +86,11 @@ def _class(group: str, name: str) -> type:
 
 
 def differences(saved: Config, asked: Config) -> dict[str, Any]:
-    """Return the keys in which two configs differ and that a resumed run may not change, with the saved values."""
+    """Return the keys in which two configs differ and that a resumed run may not change, with the saved values; of groups with
+    another option, only the option."""
     a, b = flat(to_plain(saved)), flat(to_plain(asked))
-    return {key: a.get(key) for key in a | b if a.get(key) != b.get(key) and key.split(".")[0] not in CHANGEABLE}
+    found = {key: a.get(key) for key in a | b if a.get(key) != b.get(key) and key.split(".")[0] not in CHANGEABLE}
+    return {key: value for key, value in found.items() if "." not in key or key.split(".")[0] not in found} or found
 
 
 def flat(plain: dict[str, Any]) -> dict[str, Any]:

@@ -154,3 +154,22 @@ def test_a_mistake_in_a_preset_is_one_sentence(tmp_path: Path, preset: str, sent
     with hydra_at_conf(str(tmp_path)), pytest.raises(ConfigError) as raised:
         check(["reward=mine"])
     assert str(raised.value).startswith(f"the preset reward=mine {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("preset", "sentence"),
+    [
+        ("agent: {learning_rat: 3}", "sets agent.learning_rat, and there is no such key: did you mean learning_rate? agent has "),
+        (
+            "blueprint: {conv_light: {kernl: 3}}",
+            "sets blueprint.conv_light.kernl, and there is no such key: did you mean kernel? ",
+        ),
+        ("stepz: 3", "sets stepz, and there is no such key: did you mean steps? the config has "),
+    ],
+)
+def test_a_mistake_in_an_experiment_is_one_sentence(tmp_path: Path, preset: str, sentence: str) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{preset}")
+    with hydra_at_conf(str(tmp_path)), pytest.raises(ConfigError) as raised:
+        check(["experiment=mine"])
+    assert str(raised.value).startswith(f"the preset experiment=mine {sentence}")

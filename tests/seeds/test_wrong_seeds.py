@@ -12,6 +12,7 @@ from torch import nn
 
 from esper.fusion.layout import Layout
 from esper.growth.compatibility import check_seeds
+from esper.growth.probe import probe_seed
 from esper.hosts.base import SlotSpec
 from esper.seeds.blueprints.base import BlueprintConfig, Init, MapConfig, born_as_zero
 from esper.seeds.blueprints.registry import BLUEPRINTS
@@ -191,3 +192,26 @@ def test_our_seeds_pass_and_no_random_stream_moves(name: str) -> None:
                     probe(blueprint, layout, signed=signed, members=members)
     assert torch.random.get_rng_state().equal(before[0])
     assert (np.random.get_state()[1] == before[1]).all()
+
+
+class Excited(nn.Module):
+    """A scale per channel from one hidden unit, whose ReLU is 0 everywhere in half of the newborns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map, self.last = nn.Conv2d(WIDTH, 1, 1), born_as_zero(nn.Conv2d(1, WIDTH, 1, bias=False))
+
+    def forward(self, x):
+        return x * self.last(torch.relu(self.map(x.mean((2, 3), keepdim=True))))
+
+
+@dataclass(kw_only=True, slots=True)
+class ExcitedConfig(BlueprintConfig):
+    def branch(self, slot: SlotSpec) -> nn.Module:
+        return Excited()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_seed_that_only_some_newborns_can_train_is_accepted(seed: int) -> None:
+    features = torch.rand(3, WIDTH, 5, 5, generator=torch.Generator().manual_seed(seed))
+    probe_seed(ExcitedConfig(), SlotSpec("r0c0", WIDTH), features, None)

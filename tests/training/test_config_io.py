@@ -17,6 +17,7 @@ def test_a_config_comes_back_from_its_plain_form():
     assert differences(back, config())
     assert differences(config("seed=7", "steps=9"), config()) == {"seed": 7, "steps": 9}
     assert not differences(config(), config("updates=9"))
+    assert differences(config("reward=sparse"), config("reward=shaped")) == {"reward": "sparse"}, "its keys follow from that"
 
 
 def test_only_some_keys_may_change_when_a_run_is_resumed():
