@@ -265,8 +265,9 @@ def _build(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, sp
         raise ConfigError(f"overrides must be a list, got {overrides!r}: write [{overrides!r}]")
     if split not in list(Split):
         raise ConfigError(f"split must be {' or '.join(Split)}, got {split!r}")
-    if preset and "env=sandbox" in overrides and "env=sandbox" not in preset:
-        raise ConfigError(f"this id chooses {preset[0]}, which env=sandbox ignores: use Esper/Sandbox-v0")
+    task = next((one for one in preset if one.startswith("task=")), None)
+    if task and "env=sandbox" in overrides:
+        raise ConfigError(f"this id chooses {task}, which env=sandbox ignores: use Esper/Sandbox-v0")
     plugins, others = split_plugins([*preset, *overrides])
     load_plugins(plugins)
     for override in others:
