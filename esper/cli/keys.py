@@ -139,7 +139,8 @@ def preset_error(message: str, choices: Sequence[str]) -> str:
 
 
 def _misspelt(preset: str, key: str, name: str, config: Any) -> str:
-    """Return a sentence on a key that a preset sets in its own group, whose config has no such key."""
+    """Return a sentence on a key that a preset sets, and that no option has; `config` is the class of its parent, None if the
+    preset starts from no option."""
     if config is None:
         return f"{preset} sets {key}, but starts from no option: put `defaults: [OPTION]` at its top"
     names = [field.name for field in fields(config)]

@@ -100,10 +100,7 @@ def probe_seed(blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fle
         raise Flaw("has initial weights that are NaN or infinite: correct their initialisation")
     if not row.equal(again):
         raise Flaw(BORN_BY_CHANCE)
-    branch = blueprint.branch(slot)
-    nn.utils.vector_to_parameters(row, branch.parameters())
-    if is_informed(blueprint):
-        feeding_map(branch)
+    branch = _branch(blueprint, slot, row)
     x = torch.empty_like(features).normal_(generator=generator)
     x = x.abs() if (features >= 0).all() else x  # what follows a ReLU may count on its sign
     direction = torch.randn(x.shape, dtype=x.dtype, generator=generator)
@@ -122,15 +119,21 @@ def probe_seed(blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fle
                 raise Flaw(FUSED)
 
 
+def _branch(blueprint: BlueprintConfig, slot: SlotSpec, row: Tensor) -> nn.Module:
+    """Return a branch with these parameters `[P]`, whose feeding map is checked if it is informed."""
+    branch = blueprint.branch(slot)
+    nn.utils.vector_to_parameters(row, branch.parameters())
+    if is_informed(blueprint):
+        feeding_map(branch)
+    return branch
+
+
 def _ever_learns(blueprint: BlueprintConfig, slot: SlotSpec, x: Tensor, generator: torch.Generator) -> bool:
     """Return whether one of several newborn seeds gets a gradient: a ReLU of few units may be 0 everywhere in some."""
     for _ in range(NEWBORNS):
-        shift = torch.randn(x.shape, dtype=x.dtype, generator=generator)
-        branch = blueprint.branch(slot)
-        nn.utils.vector_to_parameters(newborn(blueprint, slot, generator), branch.parameters())
-        if is_informed(blueprint):
-            feeding_map(branch)
-        grads = torch.autograd.grad((branch(x) * shift).sum(), list(branch.parameters()))
+        direction = torch.randn(x.shape, dtype=x.dtype, generator=generator)  # moves the generator on, to other weights
+        branch = _branch(blueprint, slot, newborn(blueprint, slot, generator))
+        grads = torch.autograd.grad((branch(x) * direction).sum(), list(branch.parameters()))
         if any(bool(grad.any()) for grad in grads):
             return True
     return False
