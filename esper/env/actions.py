@@ -120,20 +120,22 @@ PINNED = HeadsConfig().pinned
 head take this value where it is legal."""
 
 
+def fixed_values(heads: HeadsConfig, slots: SlotsConfig | None = None) -> dict[Head, int]:
+    """Return the only value of each head that is fixed: by the config, or the tempo of seeds without a first ramp."""
+    no_ramp = slots is not None and slots.incubation == Incubation.none
+    return ({Head.TEMPO: 0} if no_ramp else {}) | heads.pinned
+
+
 def legal_values(
     num_hosts: int, num_blueprints: int, heads: HeadsConfig | None = None, slots: SlotsConfig | None = None
 ) -> BoolArray:
     """Return the legality of parameter values `[N, V]`: every blueprint, one value of each fixed head, all of the free ones.
 
-    Without incubation a seed has no first ramp, so the tempo has a single legal value.
-
     Args:
         heads: which heads are free; by default none.
         slots: rules of a seed's life.
     """
-    pinned = (heads or HeadsConfig()).pinned
-    if slots is not None and slots.incubation == Incubation.none:
-        pinned = {Head.TEMPO: 0} | pinned
+    pinned = fixed_values(heads or HeadsConfig(), slots)
     columns = [np.ones(num_blueprints, dtype=np.bool_)]
     for head, values in VALUES.items():
         column = np.ones(len(values), dtype=np.bool_)

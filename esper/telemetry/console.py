@@ -50,8 +50,8 @@ class PlainConsole(Writer):
         self._began = time.monotonic()
         if not self._run.announced:
             self._print_line(f"{title}, resumed after update {self._first}" if self._first else title)
-        if self._run.size:
-            self._print_line(self._run.size)
+        for line in self._run.size.splitlines():
+            self._print_line(line)
 
     def note(self, step: str, progress: str = "") -> None:
         """Print a step when it begins."""

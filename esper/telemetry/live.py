@@ -70,8 +70,8 @@ class LiveConsole(Writer):
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         """Start the display on the last lines of the terminal, until `close`."""
         self._title = "" if self._run.announced else self._lead + title
-        if self._run.size:
-            self._console.print(Text(self._lead + self._run.size))
+        for line in self._run.size.splitlines():
+            self._console.print(Text(self._lead + line))
         self._began = time.monotonic()
         self._live.start(refresh=True)
 

@@ -21,7 +21,9 @@ COLOURS = {
     "embargoed": "#b9bec7",
 }
 """Colour of each stage, distinct for colour-blind readers."""
-LANE, CELL, GAP, LEFT, TOP = 8, 12, 6, 74, 34
+LANE, CELL, GAP, LEFT, TOP = 12, 12, 6, 74, 34
+LETTER = 6
+"""Most width of a letter of a slot's name [pixels]."""
 WIDTH = 300
 """Width of the legend [pixels]."""
 MOST_HOSTS = 32
@@ -29,22 +31,23 @@ MOST_HOSTS = 32
 
 
 def timeline(table: Table) -> npt.NDArray[np.uint8]:
-    """Return the stages of every slot over the host epochs, one row of lanes per host, as an image `[height, width, 3]`.
+    """Return the stages of every slot over the host epochs, a lane per slot and host, as an image `[height, width, 3]`.
 
     Epochs whose stage is empty are yet to come, and look like dormant ones.
     """
     slots, steps = slots_of(table), steps_of(table)
     hosts = min(len(table["epoch"]) // steps, MOST_HOSTS)
-    tall = len(slots) * LANE + GAP
-    picture = Image.new("RGB", (max(LEFT + steps * CELL, WIDTH) + GAP, TOP + hosts * tall), "white")
+    tall, left = len(slots) * LANE + GAP, LEFT + LETTER * max(len(slot) for slot in slots)
+    picture = Image.new("RGB", (max(left + steps * CELL, WIDTH) + GAP, TOP + hosts * tall), "white")
     draw = ImageDraw.Draw(picture)
     _legend(draw)
     for host in range(hosts):
         draw.text((4, TOP + host * tall), f"host {host}", fill="black")
         for rank, slot in enumerate(slots):
             y = TOP + host * tall + rank * LANE
+            draw.text((left - GAP, y + LANE // 2 - 1), slot, fill="#5b6470", anchor="rm")
             for step in range(steps):
-                row, x = host * steps + step, LEFT + step * CELL
+                row, x = host * steps + step, left + step * CELL
                 draw.rectangle((x, y, x + CELL - 2, y + LANE - 2), fill=COLOURS["dormant"])
                 stage, alpha = table[f"{slot}.stage"][row], table[f"{slot}.alpha"][row]
                 if not stage:

@@ -90,14 +90,14 @@ def test_the_size_and_the_expected_time_are_said_first() -> None:
 
 def test_lines_of_one_of_several_runs_start_with_its_name() -> None:
     file = io.StringIO()
-    console = build_console(resume_update=0, total_updates=2, name="plain/block-00", file=file)
+    console = build_console(resume_update=0, total_updates=2, name="plain/block-00", size="folder: a\ndata: b", file=file)
     console.start("shaped", {})
     console.write(1, METRICS)
     console.show(1, METRICS)
     console.anomaly(1, DEAD, first=True)
     console.finish([("files", "a"), ("next", Command("ls"))], {})
     lines = file.getvalue().splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 6
     assert all(line.startswith("plain/block-00: ") for line in lines)
     assert lines[-1].endswith(
         ": return, only 1 update: first 66.8, last 66.8; committed accuracy, only 1 update: first 40 %, last 40 %; files: a"
