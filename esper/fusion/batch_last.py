@@ -39,9 +39,9 @@ LAYERS = (
 UNITS = 16
 """Maximum number of units of a linear layer in a host that counts as narrow, if it computes vectors alone. With more, matrix
 products take most of the time, which several threads share well."""
-NARROW = 8
+NARROW = 32
 """Maximum number of input channels of a convolution in a network that is computed in this layout. With more, PyTorch's kernels
-are faster."""
+are as fast."""
 
 
 def is_batch_last(x: Tensor) -> bool:

@@ -20,8 +20,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
-from numba.core import event
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba import njit, types
+from numba.core import event, extending
+from numba.core.extending import models, register_model
 
 from esper.notices import notice
 
@@ -29,13 +32,12 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 Array = npt.NDArray[Any]
 """Numbers in single or double precision."""
-TILE = 1024
-"""Elements of a row of outputs that are computed at once, so that they stay in the first cache."""
+Steps = tuple[int, int, int]
 CHUNK = 4096
 """Elements that are added in the precision of the data before their sum is added in double precision."""
 
 
-def compiled(function: Callable[Given, Result], *, reordered: bool = True) -> Callable[Given, Result]:
+def compiled(function: Callable[Given, Result], *, reordered: bool = True, inlined: bool = True) -> Callable[Given, Result]:
     """Return a function that Numba compiles on its first call.
 
     The compiled code is kept beside the source or in the user's cache, if one of them can be written to. Sums may be reordered,
@@ -43,7 +45,7 @@ def compiled(function: Callable[Given, Result], *, reordered: bool = True) -> Ca
     inlined into their callers: otherwise, the process that compiles a caller would link another copy of them than one that loads
     it, and may round differently.
     """
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": True}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": inlined}
     options["fastmath"] = {"reassoc", "contract", "nsz"} if reordered else False
     decorate: Any = njit
     try:
@@ -53,6 +55,8 @@ def compiled(function: Callable[Given, Result], *, reordered: bool = True) -> Ca
 
 
 as_written = partial(compiled, reordered=False)
+called = partial(compiled, reordered=False, inlined=False)
+"""For functions whose order of additions is written out, so that all of their copies round alike; they compile once."""
 
 
 @contextmanager
@@ -80,49 +84,282 @@ class _Announcer(event.Listener):
         pass
 
 
+# ---- vectors: elements that stay in registers, so that a convolution reads and writes memory as little as possible
+
+
+LONG, SHORT = (64, 16) if get_host_cpu_features().get("avx512f") else (16, 8)
+"""Elements of long and short vectors in single precision; half as many in double precision. Four long or twelve short sums fit
+the CPU's registers, with what is added to them."""
+
+
+class Vector(types.Type):
+    """Numba's type of a vector."""
+
+    def __init__(self, dtype: types.Float, floats: int) -> None:
+        self.dtype, self.lanes = dtype, floats * 32 // dtype.bitwidth
+        super().__init__(name=f"Vector({dtype}, {self.lanes})")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Vector) -> None:
+        element = ir.FloatType() if fe_type.dtype == types.float32 else ir.DoubleType()
+        super().__init__(dmm, fe_type, ir.VectorType(element, fe_type.lanes))
+
+
+intrinsic: Any = extending.intrinsic
+Generate = Callable[[Any, Any, Any, Any], Any]
+"""Writes LLVM code: from Numba's context, the builder, the signature, and the arguments, to the result."""
+
+
+def _place(context: Any, builder: Any, array_type: Any, array: Any, index: Any, vector: Any) -> Any:
+    """Return the address of the vector that starts at an index of a flat array."""
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
+
+
+def _loader(floats: int) -> Any:
+    @intrinsic
+    def load(typingctx: Any, array: Any, index: Any) -> tuple[Any, Generate]:
+        """Return the elements of a flat array from an index on."""
+        vector = Vector(array.dtype, floats)
+
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            place = _place(context, builder, array, given[0], given[1], context.get_value_type(vector))
+            return builder.load(place, align=array.dtype.bitwidth // 8)
+
+        return vector(array, types.intp), generate
+
+    return load
+
+
+def _length(floats: int) -> Any:
+    @intrinsic
+    def length(typingctx: Any, array: Any) -> tuple[Any, Generate]:
+        """Return the length of a vector of an array's dtype."""
+
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            return context.get_constant(types.intp, Vector(array.dtype, floats).lanes)
+
+        return types.intp(array), generate
+
+    return length
+
+
+def _filler(floats: int) -> Any:
+    @intrinsic
+    def fill(typingctx: Any, number: Any) -> tuple[Any, Generate]:
+        """Return a vector of equal numbers."""
+        vector = Vector(number, floats)
+
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            return _spread(builder, context.get_value_type(vector), given[0])
+
+        return vector(number), generate
+
+    return fill
+
+
+_load, _load_short = _loader(LONG), _loader(SHORT)
+_long, _short = _length(LONG), _length(SHORT)
+_full, _full_short = _filler(LONG), _filler(SHORT)
+
+
+@intrinsic
+def _store(typingctx: Any, array: Any, index: Any, vector: Any) -> tuple[Any, Generate]:
+    """Write a vector into a flat array from an index on."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        place = _place(context, builder, array, given[0], given[1], given[2].type)
+        builder.store(given[2], place, align=array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, vector), generate
+
+
+def _spread(builder: Any, vector: Any, number: Any) -> Any:
+    unknown, index = ir.Constant(vector, ir.Undefined), ir.IntType(32)
+    first = builder.insert_element(unknown, number, ir.Constant(index, 0))
+    return builder.shuffle_vector(first, unknown, ir.Constant(ir.VectorType(index, vector.count), [0] * vector.count))
+
+
+@intrinsic
+def _plus(typingctx: Any, total: Any, x: Any, y: Any) -> tuple[Any, Generate]:
+    """Return a vector plus the product of a vector or a number and a vector."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        vector = given[0].type
+        factor = given[1] if isinstance(x, Vector) else _spread(builder, vector, given[1])
+        name = f"llvm.fmuladd.v{vector.count}{'f32' if vector.element == ir.FloatType() else 'f64'}"
+        fused = builder.module.declare_intrinsic(name, (), ir.FunctionType(vector, [vector] * 3))
+        return builder.call(fused, [factor, given[2], given[0]])
+
+    return total(total, x, y), generate
+
+
+@intrinsic
+def _rectified(typingctx: Any, x: Any) -> tuple[Any, Generate]:
+    """Return a vector with 0 in place of its negative elements; NaN stays."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        zero = ir.Constant(given[0].type, None)
+        return builder.select(builder.fcmp_ordered("<", given[0], zero), zero, given[0])
+
+    return x(x), generate
+
+
+@intrinsic
+def _total(typingctx: Any, x: Any) -> tuple[Any, Generate]:
+    """Return the sum of a vector's elements."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        value, index = given[0], ir.IntType(32)
+        while value.type.count > 1:
+            half = value.type.count // 2
+            unknown = ir.Constant(value.type, ir.Undefined)
+            parts = (ir.Constant(ir.VectorType(index, half), [*range(start, start + half)]) for start in (0, half))
+            value = builder.fadd(*(builder.shuffle_vector(value, unknown, part) for part in parts))
+        return builder.extract_element(value, ir.Constant(index, 0))
+
+    return x.dtype(x), generate
+
+
 # ---- convolution
 
 
 @compiled
-def _add_1(out: Array, x: Array, w: Array, n: int) -> None:
-    for j in range(n):
-        out[j] += w[0] * x[j]
+def _copy(x: Array, out: Array) -> None:
+    for j in range(len(out)):  # slices copy as fast, but the code for their errors takes seconds to compile
+        out[j] = x[j]
 
 
 @compiled
-def _add_3(out: Array, x0: Array, x1: Array, x2: Array, w: Array, n: int) -> None:
-    a, b, c = w[0], w[1], w[2]
-    for j in range(n):
-        out[j] += a * x0[j] + b * x1[j] + c * x2[j]
-
-
-@compiled
-def _add_3_twice(out: Array, other: Array, x0: Array, x1: Array, x2: Array, w: Array, v: Array, n: int) -> None:
-    a, b, c = w[0], w[1], w[2]
-    d, e, f = v[0], v[1], v[2]
-    for j in range(n):
-        out[j] += a * x0[j] + b * x1[j] + c * x2[j]
-        other[j] += d * x0[j] + e * x1[j] + f * x2[j]
-
-
-@compiled
-def _rectify(x: Array) -> None:
-    zero = x.dtype.type(0)
-    for j in range(len(x)):
-        x[j] = zero if x[j] < zero else x[j]  # NaN stays
+def _clear(out: Array) -> None:
+    for j in range(len(out)):
+        out[j] = 0
 
 
 @compiled
 def _padded(x: Array, pad: int, batch: int) -> Array:
-    """Return images `[I, H, L]` with `pad` columns of zeros on the left and on the right."""
+    """Return images `[I, H, L]` with `pad` columns of zeros on the left and on the right, flat; a vector of zeros follows."""
     inputs, height, length = x.shape
-    out = np.empty((inputs, height, length + 2 * pad * batch), x.dtype)
+    margin, wide = pad * batch, length + 2 * pad * batch
+    out = np.empty(inputs * height * wide + _long(x), x.dtype)
     for c in range(inputs):
         for h in range(height):
-            out[c, h, : pad * batch] = 0
-            out[c, h, pad * batch : pad * batch + length] = x[c, h]
-            out[c, h, pad * batch + length :] = 0
+            place = (c * height + h) * wide
+            _clear(out[place : place + margin])
+            _copy(x[c, h], out[place + margin : place + margin + length])
+            _clear(out[place + margin + length : place + wide])
+    _clear(out[inputs * height * wide :])
     return out
+
+
+@compiled
+def _filter_four(
+    x: Array,
+    start: int,
+    steps: Steps,
+    w: Array,
+    shape: tuple[int, int, int, int],
+    bias: Array,
+    out: Array,
+    at: int,
+    step: int,
+    rectify: bool,
+) -> None:
+    """Compute a vector of each of four outputs, which share what they read; see `_filter`."""
+    inputs, first, last, size = shape
+    other = inputs * size * size
+    a, b, c, d = _full(bias[0]), _full(bias[1]), _full(bias[2]), _full(bias[3])
+    for i in range(inputs):
+        for k in range(first, last):
+            place, q = start + i * steps[0] + (k - first) * steps[1], (i * size + k) * size
+            for m in range(size):
+                part = _load(x, place + m * steps[2])
+                a = _plus(a, w[q + m], part)
+                b = _plus(b, w[q + m + other], part)
+                c = _plus(c, w[q + m + 2 * other], part)
+                d = _plus(d, w[q + m + 3 * other], part)
+    _store(out, at, _rectified(a) if rectify else a)
+    _store(out, at + step, _rectified(b) if rectify else b)
+    _store(out, at + 2 * step, _rectified(c) if rectify else c)
+    _store(out, at + 3 * step, _rectified(d) if rectify else d)
+
+
+@compiled
+def _filter_two(
+    x: Array,
+    start: int,
+    steps: Steps,
+    w: Array,
+    shape: tuple[int, int, int, int],
+    bias: Array,
+    out: Array,
+    at: int,
+    step: int,
+    rectify: bool,
+) -> None:
+    """Compute a vector of each of two outputs, or of one twice; see `_filter`."""
+    inputs, first, last, size = shape
+    two = min(1, len(bias) - 1)
+    other = two * inputs * size * size
+    a, b = _full(bias[0]), _full(bias[two])
+    for i in range(inputs):
+        for k in range(first, last):
+            place, q = start + i * steps[0] + (k - first) * steps[1], (i * size + k) * size
+            for m in range(size):
+                part = _load(x, place + m * steps[2])
+                a = _plus(a, w[q + m], part)
+                b = _plus(b, w[q + m + other], part)
+    _store(out, at, _rectified(a) if rectify else a)
+    _store(out, at + two * step, _rectified(b) if rectify else b)
+
+
+@compiled
+def _filter(
+    x: Array,
+    start: int,
+    steps: Steps,
+    weight: Array,
+    rows: tuple[int, int],
+    bias: Array,
+    out: Array,
+    at: int,
+    step: int,
+    n: int,
+    rectify: bool,
+) -> None:
+    """Compute a row of each output: the bias plus the sum of the weights times inputs.
+
+    Args:
+        x: flat inputs, followed by a vector that may be read.
+        start: place of the first input, in the first row of the kernel that is inside of the image.
+        steps: from there to the next input, row and column of the kernel.
+        weight: `[O, I, K, K]`.
+        rows: first row of the kernel that is inside of the image, and the one after the last.
+        bias: `[O]`.
+        out: flat outputs, overwritten.
+        at: place of the first output.
+        step: from there to the next output.
+        n: length of a row.
+        rectify: if true, negative results are set to 0.
+    """
+    outputs, inputs, size, _ = weight.shape
+    lanes, per_output, w = _long(x), inputs * size * size, weight.reshape(-1)
+    short = n < lanes
+    target, first, stride = (np.empty(outputs * lanes, out.dtype), 0, lanes) if short else (out, at, step)
+    for block in range(0, n, lanes):
+        j = 0 if short else min(block, n - lanes)
+        for o in range(0, outputs - 3, 4):
+            place, own = first + j + o * stride, w[o * per_output :]
+            _filter_four(x, start + j, steps, own, (inputs, *rows, size), bias[o:], target, place, stride, rectify)
+        for o in range(outputs - outputs % 4, outputs, 2):
+            place, own = first + j + o * stride, w[o * per_output :]
+            _filter_two(x, start + j, steps, own, (inputs, *rows, size), bias[o:], target, place, stride, rectify)
+    if short:
+        for o in range(outputs):
+            _copy(target[o * lanes :], out[at + o * step : at + o * step + n])
 
 
 @compiled
@@ -137,55 +374,117 @@ def convolve(x: Array, weight: Array, bias: Array, out: Array, batch: int, recti
         batch: B.
         rectify: if true, negative results are set to 0.
     """
-    groups, inputs, height, length = x.shape
+    groups, _, height, length = x.shape
     outputs, size = weight.shape[1], weight.shape[3]
-    pad = size // 2
+    pad, flat = size // 2, out.reshape(-1)
+    wide = length + 2 * pad * batch
     for g in range(groups):
-        wide = _padded(x[g], pad, batch)
+        images = _padded(x[g], pad, batch)
         for h in range(height):
-            for start in range(0, length, TILE):
-                n = min(TILE, length - start)
-                o = 0
-                while o < outputs:
-                    twice = size == 3 and o + 1 < outputs
-                    y = out[g, o, h, start : start + n]
-                    y[:] = bias[g, o]
-                    z = out[g, o + twice, h, start : start + n]
-                    if twice:
-                        z[:] = bias[g, o + 1]
-                    for c in range(inputs):
-                        for k in range(max(0, pad - h), min(size, height + pad - h)):
-                            row, w = wide[c, h + k - pad, start:], weight[g, o, c, k]
-                            if twice:
-                                _add_3_twice(y, z, row, row[batch:], row[2 * batch :], w, weight[g, o + 1, c, k], n)
-                            elif size == 3:
-                                _add_3(y, row, row[batch:], row[2 * batch :], w, n)
-                            else:
-                                for m in range(size):
-                                    _add_1(y, row[m * batch :], w[m:], n)
-                    if rectify:
-                        _rectify(y)
-                        _rectify(z)
-                    o += 1 + twice
+            first, last = max(0, pad - h), min(size, height + pad - h)
+            start, at = (h + first - pad) * wide, (g * outputs * height + h) * length
+            steps, step = (height * wide, wide, batch), height * length
+            _filter(images, start, steps, weight[g], (first, last), bias[g], flat, at, step, length, rectify)
 
 
 @compiled
-def _dot(x: Array, y: Array, n: int) -> float:
-    total = x.dtype.type(0)
-    for j in range(n):
-        total += x[j] * y[j]
-    return total
+def mix(x: Array, weight: Array, bias: Array, out: Array, rectify: bool) -> None:
+    """Mix channels, as a convolution with kernels of size 1 does.
+
+    Args:
+        x: `[G, I, N]`, N samples times places.
+        weight: `[G, O, I]`.
+        bias: `[G, O]`.
+        out: `[G, O, N]`, overwritten.
+        rectify: if true, negative results are set to 0.
+    """
+    groups, inputs, n = x.shape
+    outputs, flat = weight.shape[1], out.reshape(-1)
+    for g in range(groups):
+        images = _padded(x[g].reshape(inputs, 1, n), 0, 0) if n < _long(x) else x[g].reshape(-1)
+        maps = weight[g].reshape(outputs, inputs, 1, 1)
+        _filter(images, 0, (n, 0, 0), maps, (0, 1), bias[g], flat, g * outputs * n, n, n, rectify)
 
 
 @compiled
-def _dot_3(x0: Array, x1: Array, x2: Array, y: Array, n: int) -> tuple[float, float, float]:
-    zero = y.dtype.type(0)
-    a, b, c = zero, zero, zero
-    for j in range(n):
-        a += x0[j] * y[j]
-        b += x1[j] * y[j]
-        c += x2[j] * y[j]
-    return a, b, c
+def _whole_vectors(x: Array) -> tuple[Array, int]:
+    """Return `[C, N]`, flat, and the length of its rows, with zeros after each row so that it has whole short vectors."""
+    channels, n = x.shape
+    wide = n + -n % _short(x)
+    if wide == n:
+        return x.reshape(-1), n
+    out = np.zeros(channels * wide, x.dtype)
+    for c in range(channels):
+        _copy(x[c], out[c * wide : c * wide + n])
+    return out, wide
+
+
+@called
+def _dots_four(x: Array, places: Steps, y: Array, start: int, step: int, n: int, out: Array) -> None:
+    """Add the scalar products of four rows of `y` and three of `x` to `[4, 3]`; see `_dots`."""
+    zero = _full_short(x.dtype.type(0))
+    a0, a1, a2, b0, b1, b2 = zero, zero, zero, zero, zero, zero
+    c0, c1, c2, d0, d1, d2 = zero, zero, zero, zero, zero, zero
+    for j in range(0, n, _short(x)):
+        x0, x1, x2 = _load_short(x, places[0] + j), _load_short(x, places[1] + j), _load_short(x, places[2] + j)
+        y0 = _load_short(y, start + j)
+        a0, a1, a2 = _plus(a0, x0, y0), _plus(a1, x1, y0), _plus(a2, x2, y0)
+        y1 = _load_short(y, start + step + j)
+        b0, b1, b2 = _plus(b0, x0, y1), _plus(b1, x1, y1), _plus(b2, x2, y1)
+        y2 = _load_short(y, start + 2 * step + j)
+        c0, c1, c2 = _plus(c0, x0, y2), _plus(c1, x1, y2), _plus(c2, x2, y2)
+        y3 = _load_short(y, start + 3 * step + j)
+        d0, d1, d2 = _plus(d0, x0, y3), _plus(d1, x1, y3), _plus(d2, x2, y3)
+    _add_totals(out, 0, a0, a1, a2)
+    _add_totals(out, 1, b0, b1, b2)
+    _add_totals(out, 2, c0, c1, c2)
+    _add_totals(out, 3, d0, d1, d2)
+
+
+@called
+def _dots_two(x: Array, places: Steps, y: Array, start: int, step: int, n: int, out: Array) -> None:
+    """Add the scalar products of two rows of `y` and three of `x` to `[2, 3]`; see `_dots`."""
+    zero = _full_short(x.dtype.type(0))
+    a0, a1, a2, b0, b1, b2 = zero, zero, zero, zero, zero, zero
+    for j in range(0, n, _short(x)):
+        x0, x1, x2 = _load_short(x, places[0] + j), _load_short(x, places[1] + j), _load_short(x, places[2] + j)
+        y0, y1 = _load_short(y, start + j), _load_short(y, start + step + j)
+        a0, a1, a2 = _plus(a0, x0, y0), _plus(a1, x1, y0), _plus(a2, x2, y0)
+        b0, b1, b2 = _plus(b0, x0, y1), _plus(b1, x1, y1), _plus(b2, x2, y1)
+    _add_totals(out, 0, a0, a1, a2)
+    _add_totals(out, 1, b0, b1, b2)
+
+
+@called
+def _add_totals(out: Array, row: int, x0: Any, x1: Any, x2: Any) -> None:
+    out[row, 0] += _total(x0)
+    out[row, 1] += _total(x1)
+    out[row, 2] += _total(x2)
+
+
+@called
+def _dots(x: Array, places: Steps, y: Array, start: int, step: int, n: int, out: Array) -> None:
+    """Add the scalar products of rows of `y` and of three rows of `x`.
+
+    Args:
+        x: flat.
+        places: of the three rows of `x`.
+        y: flat.
+        start: place of the first row of `y`.
+        step: from there to the next.
+        n: length of the rows, in whole short vectors.
+        out: sums in double precision `[O, 3]`.
+    """
+    outputs = len(out)
+    for o in range(0, outputs - 3, 4):
+        _dots_four(x, places, y, start + o * step, step, n, out[o : o + 4])
+    for o in range(outputs - outputs % 4, outputs - 1, 2):
+        _dots_two(x, places, y, start + o * step, step, n, out[o : o + 2])
+    if outputs % 2:
+        pair = np.zeros((2, 3))
+        _dots_two(x, places, y, start + (outputs - 1) * step, 0, n, pair)
+        for m in range(3):
+            out[outputs - 1, m] += pair[0, m]
 
 
 @compiled
@@ -200,78 +499,47 @@ def convolve_weight(x: Array, grad: Array, out: Array, batch: int) -> None:
     """
     groups, inputs, height, length = x.shape
     outputs, size = out.shape[1], out.shape[3]
-    pad = size // 2
-    total = np.empty(size, np.float64)
+    pad, wide, band = size // 2, length + 2 * (size // 2) * batch, max(1, CHUNK // length)
+    triples = (size + 2) // 3
+    total = np.empty((inputs, size, triples, outputs, 3), np.float64)
     for g in range(groups):
-        wide = _padded(x[g], pad, batch)
-        for o in range(outputs):
-            for c in range(inputs):
+        images = _padded(x[g], pad, batch)
+        given, row = _whole_vectors(grad[g].reshape(outputs * height, length))
+        total[:] = 0
+        for top in range(0, height, band):
+            for i in range(inputs):
                 for k in range(size):
-                    total[:] = 0
-                    for h in range(max(0, pad - k), min(height, height + pad - k)):
-                        row, d = wide[c, h + k - pad], grad[g, o, h]
-                        if size == 3:
-                            p, q, r = _dot_3(row, row[batch:], row[2 * batch :], d, length)
-                            total[0] += p
-                            total[1] += q
-                            total[2] += r
-                        else:
-                            for m in range(size):
-                                total[m] += _dot(row[m * batch :], d, length)
-                    out[g, o, c, k] = total
-
-
-@compiled
-def mix(x: Array, weight: Array, bias: Array, out: Array, rectify: bool) -> None:
-    """Mix channels, as a convolution with kernels of size 1 does.
-
-    Args:
-        x: `[G, I, N]`, N samples times places.
-        weight: `[G, O, I]`.
-        bias: `[G, O]`.
-        out: `[G, O, N]`, overwritten.
-        rectify: if true, negative results are set to 0.
-    """
-    groups, inputs, length = x.shape
-    for g in range(groups):
-        for start in range(0, length, TILE):
-            n = min(TILE, length - start)
-            for o in range(weight.shape[1]):
-                y, w = out[g, o, start : start + n], weight[g, o]
-                y[:] = bias[g, o]
-                c = 0
-                while c < inputs:
-                    if c + 2 < inputs:
-                        _add_3(y, x[g, c, start:], x[g, c + 1, start:], x[g, c + 2, start:], w[c:], n)
-                        c += 3
-                    else:
-                        _add_1(y, x[g, c, start:], w[c:], n)
-                        c += 1
-                if rectify:
-                    _rectify(y)
+                    for m in range(triples):
+                        second, third = min(3 * m + 1, size - 1) * batch, min(3 * m + 2, size - 1) * batch
+                        for h in range(max(top, pad - k), min(top + band, height + pad - k, height)):
+                            place = (i * height + h + k - pad) * wide
+                            places = (place + 3 * m * batch, place + second, place + third)
+                            _dots(images, places, given, h * row, height * row, row, total[i, k, m])
+        for o in range(outputs):
+            for i in range(inputs):
+                for k in range(size):
+                    for m in range(size):
+                        out[g, o, i, k, m] = total[i, k, m // 3, o, m % 3]
 
 
 @compiled
 def mix_weight(x: Array, grad: Array, out: Array) -> None:
     """Compute the gradient of the weights of `mix` `[G, O, I]`, overwritten, from that of its results `[G, O, N]`."""
-    groups, inputs, length = x.shape
+    groups, inputs, _ = x.shape
+    outputs = out.shape[1]
+    total = np.empty(((inputs + 2) // 3, outputs, 3), np.float64)
     for g in range(groups):
-        out[g] = 0
-        for start in range(0, length, CHUNK):
-            n = min(CHUNK, length - start)
-            for o in range(out.shape[1]):
-                d = grad[g, o, start : start + n]
-                c = 0
-                while c < inputs:
-                    if c + 2 < inputs:
-                        p, q, r = _dot_3(x[g, c, start:], x[g, c + 1, start:], x[g, c + 2, start:], d, n)
-                        out[g, o, c] += p
-                        out[g, o, c + 1] += q
-                        out[g, o, c + 2] += r
-                        c += 3
-                    else:
-                        out[g, o, c] += _dot(x[g, c, start:], d, n)
-                        c += 1
+        values, row = _whole_vectors(x[g])
+        given, _ = _whole_vectors(grad[g])
+        total[:] = 0
+        for start in range(0, row, CHUNK):
+            for i in range(0, inputs, 3):
+                second, third = min(i + 1, inputs - 1), min(i + 2, inputs - 1)
+                places = (i * row + start, second * row + start, third * row + start)
+                _dots(values, places, given, start, row, min(CHUNK, row - start), total[i // 3])
+        for o in range(outputs):
+            for i in range(inputs):
+                out[g, o, i] = total[i // 3, o, i % 3]
 
 
 # ---- norms

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from esper.fusion.batch_last import batch_last, is_batch_last
 
+CONFLICTS = 256
+"""Smallest size of samples [numbers] that is transposed block by block."""
 PERMUTE = "if channels come last, return x.permute(0, 3, 1, 2)"
 """Remedy for images whose channels come last."""
 
@@ -41,13 +43,29 @@ def side_by_side(samples_MB: Tensor, *, samples_last: bool = False) -> Tensor:
     if members_first(samples_MB[0]):
         return samples_MB.flatten(0, 1)
     if samples_last:
-        return samples_MB.movedim(1, -1).contiguous().flatten(0, 1).movedim(-1, 0)
+        return _transposed(samples_MB).flatten(0, 1).movedim(-1, 0)
     if samples_MB.dim() == 3:
         return samples_MB.transpose(0, 1).flatten(1)
     _, b, _, h, w = samples_MB.shape
     if samples_MB.device.type == "cpu":  # two copies of long runs are up to four times as fast as one of short runs
         return samples_MB.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
     return samples_MB.permute(1, 3, 4, 0, 2).contiguous().view(b, h, w, -1).permute(0, 3, 1, 2)
+
+
+def _transposed(samples_MB: Tensor) -> Tensor:
+    """Return contiguous samples `[M, ..., B]`.
+
+    On a CPU, samples whose size is a large multiple of 512 bytes share few sets of the cache. Only matrices are transposed block
+    by block in PyTorch, which is then two to five times as fast.
+    """
+    members, batch, *shape = samples_MB.shape
+    size = samples_MB[0, 0].numel()
+    if samples_MB.device.type != "cpu" or size < CONFLICTS or size % (CONFLICTS // 2):
+        return samples_MB.movedim(1, -1).contiguous()
+    out = samples_MB.new_empty(members, size, batch)
+    for transposed, samples_B in zip(out, samples_MB.flatten(2), strict=True):
+        transposed.copy_(samples_B.t())
+    return out.view(members, *shape, batch)
 
 
 def repeated(samples_B: Tensor, members: int, *, samples_last: bool = False) -> Tensor:

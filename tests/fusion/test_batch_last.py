@@ -166,8 +166,8 @@ def test_which_networks_suit_batch_last_memory():
         return CNNConfig(**keys).build((channels, 8, 8), 10, [False] * keys.get("blocks", 3))
 
     assert suits(host())
-    assert suits(host(base_channels=4)), "8 channels enter its last convolution"
-    assert not suits(host(base_channels=8)), "PyTorch's kernels are faster with many channels"
+    assert suits(host(base_channels=16)), "32 channels enter its last convolution"
+    assert not suits(host(base_channels=32)), "PyTorch's kernels are as fast with many channels"
     odd = host()
     odd.segments[0].append(Own(2))
     assert not suits(odd)

@@ -1,9 +1,16 @@
-"""Kernels give the same bits in the process that compiles them as in the ones that load them."""
+"""Kernels equal PyTorch's, whatever the shapes, and give the same bits in the process that compiles them as in later ones."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from esper.fusion import kernels
 
 SCRIPT = """
 import hashlib, sys
@@ -37,3 +44,54 @@ def test_compiled_and_loaded_kernels_give_the_same_bits(tmp_path: Path) -> None:
     compiled, loaded = results(tmp_path), results(tmp_path)
     assert (compiled[0], loaded[0]) == ("0", "3")
     assert compiled[1:] == loaded[1:]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [1, 3, 5])
+@pytest.mark.parametrize(
+    ("groups", "inputs", "outputs", "height", "width", "batch"),
+    [
+        (2, 3, 5, 7, 5, 10),
+        (1, 1, 1, 1, 1, 2),
+        (2, 4, 6, 3, 2, 37),
+        (1, 2, 4, 2, 1, 64),
+        (3, 5, 3, 2, 3, 16),
+        (1, 7, 8, 4, 3, 130),
+    ],
+)
+def test_convolutions_equal_pytorch_whatever_the_length_of_rows(dtype, size, groups, inputs, outputs, height, width, batch):
+    """Rows shorter than a vector, not of whole vectors, and of several; outputs in fours, a pair and one."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((groups, inputs, height, width, batch)).astype(dtype)
+    weight = rng.standard_normal((groups, outputs, inputs, size, size)).astype(dtype)
+    bias = rng.standard_normal((groups, outputs)).astype(dtype)
+    grad = rng.standard_normal((groups, outputs, height, width, batch)).astype(dtype)
+    exact_weight = torch.from_numpy(weight).double().requires_grad_()
+    images = torch.from_numpy(x).double().permute(4, 0, 1, 2, 3).flatten(1, 2)
+    exact = F.conv2d(images, exact_weight.flatten(0, 1), torch.from_numpy(bias).double().flatten(), padding="same", groups=groups)
+    by_group = torch.from_numpy(grad).double().permute(4, 0, 1, 2, 3).flatten(1, 2)
+    exact.backward(by_group)
+
+    rows, out, change = (groups, -1, height, width * batch), np.full_like(grad, np.nan), np.full_like(weight, np.nan)
+    if size == 1:
+        flat = (groups, -1, height * width * batch)
+        maps, change = np.ascontiguousarray(weight[..., 0, 0]), np.ascontiguousarray(change[..., 0, 0])
+        kernels.mix(x.reshape(flat), maps, bias, out.reshape(flat), True)
+        kernels.mix_weight(x.reshape(flat), grad.reshape(flat), change)
+    else:
+        kernels.convolve(x.reshape(rows), weight, bias, out.reshape(rows), batch, True)
+        kernels.convolve_weight(x.reshape(rows), grad.reshape(rows), change, batch)
+    tolerance = {np.float32: 1e-4, np.float64: 1e-11}[dtype]
+    wanted = exact.detach().relu().unflatten(1, (groups, outputs)).permute(1, 2, 3, 4, 0).numpy()
+    assert np.allclose(out, wanted, rtol=tolerance, atol=tolerance)
+    assert np.allclose(change.ravel(), exact_weight.grad.numpy().ravel(), rtol=tolerance, atol=10 * tolerance)
+
+
+def test_a_nan_stays_where_it_is_and_is_not_rectified():
+    x = np.zeros((1, 1, 3, 3 * 64), np.float32)
+    x[0, 0, 2, 0] = np.nan
+    out = np.empty_like(x)
+    kernels.convolve(x, np.ones((1, 1, 1, 3, 3), np.float32), np.zeros((1, 1), np.float32), out, 64, True)
+    found = np.isnan(out[0, 0].reshape(3, 3, 64))
+    assert np.array_equal(found[..., 0], [[False, False, False], [True, True, False], [True, True, False]])
+    assert not found[..., 1:].any()
