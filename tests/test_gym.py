@@ -198,7 +198,10 @@ def play_forked() -> None:
         ({"overrides": ["sweep=ab"]}, "sweep=ab has no effect in an environment"),
         ({"overrides": ["cluster=processes"]}, r"raise hosts to at least 2, .* \(hosts is num_envs of make_vec_env\)"),
         ({"overrides": ["stepz=4"]}, "did you mean steps"),
+        ({"overrides": ["experiment=digits_drift"]}, "name what its hosts need instead, as in task=digits_drift"),
         ({"overrides": "steps=4"}, "overrides must be a list, got 'steps=4'"),
+        ({"overrides": {"steps": 4}}, "overrides must be a list of texts"),
+        ({"overrides": [4]}, "overrides must be a list of texts"),
         ({"split": "test"}, "split must be training or held_out, got 'test'"),
         ({"render_mode": "human"}, "render_mode must be rgb_array or None, got 'human'"),
     ],
@@ -213,9 +216,30 @@ def test_an_id_of_a_task_refuses_the_sandbox() -> None:
         gymnasium.make("esper.gym:Esper/Digits-v0", overrides=SANDBOX)
 
 
+def test_an_id_of_a_task_refuses_another() -> None:
+    with pytest.raises(ConfigError, match="this id chooses task=digits, but the overrides have task=diabetes"):
+        gymnasium.make("esper.gym:Esper/Digits-v0", overrides=["task=diabetes"])
+
+
 def test_unknown_options_of_reset_are_named() -> None:
     with pytest.raises(ValueError, match="options of reset has 'episod', which has no effect: the only option is episode"):
         make_env(SANDBOX).reset(options={"episod": 3})
+    for wrong in (-1, 1.5, "a"):
+        with pytest.raises(ValueError, match=f"options of reset has episode={wrong!r}: it must be a whole number"):
+            make_env(SANDBOX).reset(options={"episode": wrong})
+
+
+@pytest.mark.parametrize("overrides", [SANDBOX, QUICK], ids=["sandbox", "hosts"])
+def test_a_closed_environment_says_so(overrides: list[str]) -> None:
+    env = make_env(overrides)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=r"an action must have the shape \(8,\), one number per head, got \(3,\)"):
+        env.step(WAIT[:3])
+    env.close()
+    env.close()
+    for use in (env.reset, lambda: env.step(WAIT)):
+        with pytest.raises(gymnasium.error.ClosedEnvironmentError, match="the environment is closed"):
+            use()
 
 
 def test_nothing_is_seen_before_the_first_reset() -> None:

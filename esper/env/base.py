@@ -158,15 +158,27 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     # ---- for environments that derive from this class
 
     def begin(self, seed: int | list[int] | None, options: dict[str, Any] | None) -> None:
-        """Set root and episode from the arguments of `reset`; `options={"episode": e}` asks for an episode by number."""
+        """Set root and episode from the arguments of `reset`; `options={"episode": e}` asks for an episode by number.
+
+        Raises:
+            gymnasium.error.ClosedEnvironmentError: the environment is closed.
+            ValueError: an argument is not valid.
+        """
+        self._check_open()
         if isinstance(seed, list):
             raise ValueError("reset takes one seed, the root of all hosts' random streams: pass an int instead of a list")
         if unknown := [*({*(options or {})} - {"episode"})]:
             raise ValueError(f"options of reset has {unknown[0]!r}, which has no effect: the only option is episode")
+        wanted = (options or {}).get("episode")
+        if wanted is not None and (not isinstance(wanted, int | np.integer) or wanted < 0):
+            raise ValueError(f"options of reset has episode={wanted!r}: it must be a whole number of at least 0")
         if seed is not None:
             self.root, self.episode = int(seed), -1
-        wanted = (options or {}).get("episode")
         self.episode = self.episode + 1 if wanted is None else int(wanted)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise gymnasium.error.ClosedEnvironmentError("the environment is closed: make another one")
 
     def permitted(self, actions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Return the actions with illegal ones replaced by WAIT `[N, H]`, and which were illegal `[N]`.
@@ -175,9 +187,11 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         has nothing to choose there.
 
         Raises:
+            gymnasium.error.ClosedEnvironmentError: the environment is closed.
             gymnasium.error.ResetNeeded: there was no reset yet.
             ValueError: an action is not in the action space.
         """
+        self._check_open()
         if self.episode < 0:
             raise gymnasium.error.ResetNeeded("call reset() before the first step()")
         action_NH = self._in_space(np.asarray(actions)).astype(np.int64)

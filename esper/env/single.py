@@ -51,10 +51,14 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
 
         Raises:
             gymnasium.error.ResetNeeded: there was no reset yet, or none since the last episode ended.
+            ValueError: the action is not in the action space.
         """
         if self._now is None or self._next is not None:
             raise gymnasium.error.ResetNeeded("call reset() before the first step() and after each end of an episode")
-        observation, reward, terminated, truncated, info = self.population.step(np.asarray(action)[None])
+        given, shape = np.asarray(action), self.action_space.shape
+        if given.shape != shape:
+            raise ValueError(f"an action must have the shape {shape}, one number per head, got {given.shape}")
+        observation, reward, terminated, truncated, info = self.population.step(given[None])
         if terminated[0]:
             self._next, observation = observation, {name: array[None] for name, array in info["final_obs"][0].items()}
         self._now = observation

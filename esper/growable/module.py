@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import did_you_mean
-from esper.evaluation.exported import FORMATS, write
-from esper.growable.refusal import before_planting, check_checkpoint, check_weight, refusal, warn_of_no_epoch
-from esper.growable.score import Contribution, Score, check_scores, difference, mean_score
+from esper.evaluation.exported import write
+from esper.growable import refusal
+from esper.growable.score import Contribution, Score, check_scores, difference, mean_score, measure
 from esper.growable.seed_groups import SeedGroups
 from esper.growable.slot import (
     IN_LOOP,
@@ -69,7 +69,7 @@ class GrowableModule(nn.Module):
         self._born: list[int] = []
         """Slots with a seed, in the order of their planting."""
         self._groups: SeedGroups | None = None
-        self._loop_ran = True
+        self._loop_ran = self._whole = True
         self.slots = nn.ModuleList([GrowingSlot(spec) for spec in specs])
         for slot, path in zip(self._slots, self._paths, strict=True):
             slot.hook(module.get_submodule(path))
@@ -138,12 +138,10 @@ class GrowableModule(nn.Module):
         """
         index = self._permitted(slot, "germinate", may_germinate(self._state, self.rules, self._chosen_S))
         here, how, shape = self._slots[index], choice("blend", Blend, blend), choice("curve", Curve, curve)
-        check_weight(alpha, above=0)
-        before_planting(self.module, slot, self._paths[index])
+        refusal.check_weight(alpha, above=0)
+        refusal.before_planting(self.module, slot, self._paths[index])
         config, ticks = blueprint_for(blueprint, here.spec), whole("ramp", ramp)
-        if is_informed(config) and loss is None:
-            raise ValueError("init=informed needs the gradient at the slot: give germinate(..., loss=function) too")
-        gradients = self._gradients(loss)[index] if is_informed(config) and loss is not None else None
+        gradients = self._gradients(refusal.informing(loss))[index] if is_informed(config) else None
         here.plant(config, how, self._like(index), gradients)
         self._set(
             operations.germinate(
@@ -175,7 +173,7 @@ class GrowableModule(nn.Module):
 
     def set_alpha(self, slot: str, alpha: float, *, ramp: int = 0, curve: str = "linear") -> None:
         """Move the blend weight of a blending or holding seed to a new target in [0, 1], over `ramp` epochs; 0: at once."""
-        check_weight(alpha)
+        refusal.check_weight(alpha)
         index = self._permitted(slot, "set_alpha", may_retarget(self._state))
         target, ticks, shape = np.array([alpha], dtype=np.float32), np.array([whole("ramp", ramp)]), choice("curve", Curve, curve)
         state = operations.retarget(self._state, self._only(index), target_N=target, ticks_N=ticks, curve_N=np.array([shape]))
@@ -199,6 +197,7 @@ class GrowableModule(nn.Module):
         Raises:
             RuntimeError: a seed trained in a closed loop, and `incubate` was not called.
         """
+        refusal.check_whole(self._whole, "begin_epoch")
         if not self._loop_ran:
             raise RuntimeError(
                 "seeds that train behind the module learn in a second pass: call net.incubate(loss) after loss().backward(), or "
@@ -246,27 +245,30 @@ class GrowableModule(nn.Module):
     def without(self, slot: str) -> Generator[None]:
         """Switch the seed of a slot off within a `with` block."""
         here = self._slots[self._index(slot)]
-        role = here.role
+        role, whole = here.role, self._whole
         here.play(OFF)
+        self._whole = False
         try:
             yield
         finally:
             here.play(role)
+            self._whole = whole
 
     def contributions(self, score: Score) -> dict[str, Contribution]:
         """Measure what each blended seed is worth: the score minus the score without it. Gates read the result.
 
         Args:
-            score: function that returns the score of the network on validation data, higher is better: a number, or a tensor with
-                one value per sample, whose mean is the score and whose paired differences give the standard error. It runs
-                without gradients, in evaluation mode, once for the network and once per seed.
+            score: function that returns the score of the network on validation data, higher is better: a number, or a tensor or
+                array of one value per sample, whose mean is the score and whose paired differences give the standard error. It
+                runs without gradients, in evaluation mode, once for the network and once per seed.
         """
-        warn_of_no_epoch({name: self.stage(name) for name in self._names})
+        refusal.check_whole(self._whole, "contributions")
+        refusal.warn_of_no_epoch({name: self.stage(name) for name in self._names})
         with evaluating(self), torch.no_grad():
-            score_now, found = score(), dict[str, Contribution]()
+            score_now, found = measure(score), dict[str, Contribution]()
             for name in filter(self.alpha, self._names):
                 with self.without(name):
-                    found[name] = difference(score_now, score())
+                    found[name] = difference(score_now, measure(score))
         check_scores(score_now, found, self.gates.contribution_z)
         value_S, error_S = np.zeros((2, len(self.slots)), dtype=np.float32)
         for name, one in found.items():
@@ -313,10 +315,7 @@ class GrowableModule(nn.Module):
             samples: at least three samples, on which the outputs of the files are compared with those of the network.
             format: pytorch, export, safetensors or onnx; see docs/howto/export.md.
         """
-        if format not in FORMATS:
-            raise ValueError(f"format={format!r} is not known: choose from {', '.join(FORMATS)}")
-        if len(samples) < 3:
-            raise ValueError(f"samples must be at least three, got {len(samples)}")
+        refusal.check_export(format, samples)
         with evaluating(self):
             with torch.no_grad():
                 self(samples)  # a wrong shape fails here, in one line
@@ -332,7 +331,7 @@ class GrowableModule(nn.Module):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Plant the seeds of a checkpoint, unless they are there; `load_state_dict` then loads their parameters."""
-        check_checkpoint(state, self._names, self.rules.incubation.value)
+        refusal.check_checkpoint(state, self._names, self.rules.incubation.value)
         replant(self._slots, state["seeds"], [self._like(index) for index in range(len(self.slots))])
         self._state = SlotState(**{name: state["state"][name].cpu().numpy().copy() for name in SlotState.__slots__})
         self._born = list(state["born"])
@@ -356,7 +355,7 @@ class GrowableModule(nn.Module):
         """Return the index of a slot in which an operation is permitted."""
         index = self._index(slot)
         if not may_NS[0, index]:
-            raise ValueError(refusal(doing, slot, self.stage(slot), int(self._state.stage_age[0, index])))
+            raise ValueError(refusal.message(doing, slot, self.stage(slot), int(self._state.stage_age[0, index])))
         return index
 
     def _set(self, state: SlotState) -> None:

@@ -1,12 +1,14 @@
 """Errors and warnings on operations that are not permitted, or that may not do what the user expects."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from esper.evaluation.exported import FORMATS
 from esper.growable.slot import has_slot
 from esper.lifecycle.stages import Stage
 
@@ -14,7 +16,7 @@ NEEDS = {
     "germinate": "the slot must be dormant and in use (rules), and the limit rules.max_seeds not reached",
     "advance": "the slot must hold a seed that is not a fossil",
     "fossilize": "the seed must be holding, so its alpha must be 1 (set_alpha), and its contribution measured by "
-    "contributions() and at least gates.min_contribution",
+    "contributions() and at least gates.min_contribution, in the unit of its score",
     "set_alpha": "the seed must be blending or holding, with alpha at its target",
     "switch": "the slot must hold a fossil, and rules.switchable must be true",
     "prune": "the slot must hold a seed that is not a fossil and is at least rules.min_prune_age epochs old",
@@ -29,7 +31,7 @@ ADVANCES = {
 """What a seed needs to leave each stage; a germinated one may advance at once."""
 
 
-def refusal(doing: str, slot: str, stage: Stage, age: int) -> str:
+def message(doing: str, slot: str, stage: Stage, age: int) -> str:
     """Return why an operation is not permitted.
 
     Args:
@@ -51,6 +53,27 @@ def warn_of_no_epoch(stages: Mapping[str, Stage]) -> None:
             "net.begin_epoch() before each epoch of training",
             stacklevel=3,
         )
+
+
+def check_whole(whole: bool, doing: str) -> None:
+    """Raise RuntimeError if a seed is switched off by `without`: what is measured, or goes on, would not be of the network."""
+    if not whole:
+        raise RuntimeError(f"{doing}() was called in a `with net.without(...)` block: leave the block first")
+
+
+def informing(loss: Callable[[], Tensor] | None) -> Callable[[], Tensor]:
+    """Return the loss of a batch for a seed with `init=informed`; raise ValueError if there is none."""
+    if loss is None:
+        raise ValueError("init=informed needs the gradient at the slot: give germinate(..., loss=function) too")
+    return loss
+
+
+def check_export(format: str, samples: Tensor) -> None:
+    """Raise ValueError if a network cannot be exported in a format, or not be compared on these samples."""
+    if format not in FORMATS:
+        raise ValueError(f"format={format!r} is not known: choose from {', '.join(FORMATS)}")
+    if len(samples) < 3:
+        raise ValueError(f"samples must be at least three, got {len(samples)}")
 
 
 def before_planting(module: nn.Module, slot: str, path: str) -> None:
@@ -88,6 +111,6 @@ def check_weight(alpha: float, *, above: float | None = None) -> None:
     Raises:
         ValueError: it is no such number.
     """
-    number = isinstance(alpha, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
+    number = isinstance(alpha, Real)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not number or not 0 <= alpha <= 1 or (above is not None and alpha <= above):
         raise ValueError(f"alpha must be in {'[' if above is None else '('}0, 1], got {alpha!r}")

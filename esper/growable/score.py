@@ -1,13 +1,16 @@
 """Scores of a network, and what a seed adds to them."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from numbers import Real
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
-Score = Callable[[], float | Tensor]
-"""Function that returns a score, higher is better: a number, or a tensor with one value per sample."""
+Score = Callable[[], float | Tensor | npt.NDArray[Any]]
+"""Function that returns a score, higher is better: a number, or a tensor or an array with one value per sample."""
 
 
 class Contribution(NamedTuple):
@@ -16,6 +19,24 @@ class Contribution(NamedTuple):
     value: float
     error: float | None
     """Standard error, from paired differences by sample; None if the score is one number."""
+
+
+def measure(score: Score) -> float | Tensor:
+    """Return a score, whose array becomes a tensor.
+
+    Raises:
+        ValueError: it is neither a number nor an array of them.
+    """
+    if not callable(score):
+        raise ValueError(f"score must be a function, such as lambda: accuracy(net), got {score!r}")
+    found: object = score()
+    if isinstance(found, np.ndarray) and found.dtype.kind in "biuf":
+        return torch.from_numpy(found) if found.ndim else float(found)
+    if isinstance(found, Tensor):
+        return found
+    if isinstance(found, Real):
+        return float(found)
+    raise ValueError(f"score() must return a number, or a tensor or an array of one per sample, got {found!r}"[:200])
 
 
 def mean_score(score: float | Tensor) -> float:

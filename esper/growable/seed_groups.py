@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from esper.config import did_you_mean
+
 
 class SeedGroups:
     """One parameter group per seed, added when the seed is planted and removed with it."""
@@ -15,9 +17,17 @@ class SeedGroups:
         Args:
             optimizer: optimizer of the module.
             settings: settings of the groups, such as `lr`; others are the optimizer's defaults.
+
+        Raises:
+            ValueError: the optimizer cannot have such groups, or has no such setting.
         """
         if not isinstance(optimizer, torch.optim.Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"attach needs a PyTorch optimizer, got a {type(optimizer).__name__}")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError("LBFGS takes a single parameter group, and seeds need their own: attach another optimizer")
+        if unknown := [name for name in settings if name not in optimizer.defaults]:
+            meant, known = did_you_mean(unknown[0], list(optimizer.defaults)), ", ".join(optimizer.defaults)
+            raise ValueError(f"{type(optimizer).__name__} has no setting {unknown[0]}: choose from {known}{meant}")
         self.optimizer, self._settings = optimizer, settings
         self._groups: dict[nn.Module, list[nn.Parameter]] = {}
         """Parameters of the group of each seed: `load_state_dict` of an optimizer replaces its groups, but keeps these lists."""
@@ -43,5 +53,12 @@ class SeedGroups:
             if seed not in self._groups:
                 named = any("param_names" in group for group in self.optimizer.param_groups)  # then every group has names
                 parameters = list(seed.named_parameters() if named else seed.parameters())
-                self.optimizer.add_param_group({"params": parameters, **self._settings})
+                self.optimizer.add_param_group({"params": parameters, **self._settings, **self._paced()})
                 self._groups[seed] = self.optimizer.param_groups[-1]["params"]
+
+    def _paced(self) -> dict[str, Any]:
+        """Return the learning rate of a new group: what schedulers would have made of it, had it been there from the start."""
+        first, rate = self.optimizer.param_groups[0], self._settings.get("lr", self.optimizer.defaults.get("lr"))
+        if rate is None or not first.get("initial_lr"):  # there is no scheduler, or it starts from 0
+            return {}
+        return {"lr": rate * first["lr"] / first["initial_lr"], "initial_lr": rate}

@@ -202,6 +202,10 @@ def slot_gradients(slots: list[GrowingSlot], loss: Callable[[], Tensor]) -> list
     try:
         with torch.enable_grad():
             value = loss()
+            given = cast(object, value)
+            if not isinstance(given, Tensor) or given.numel() != 1:
+                got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
+                raise ValueError(f"loss() must return the mean loss of a batch, a tensor with one number, got {got}")
             for slot in slots:
                 if len(slot.captured) != 1:
                     raise ValueError(

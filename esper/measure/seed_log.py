@@ -28,7 +28,7 @@ class Seed:
     planted: int
     """Host epoch of planting, from 1."""
     epochs: int = 0
-    """Host epochs with the seed in its slot."""
+    """Host epochs with the seed in its slot, without one that was rolled back."""
     fate: str = "live"
     contribution: float = math.nan
     """Last measured contribution to the accuracy [pp]; NaN before the first measurement."""
@@ -48,7 +48,7 @@ class SlotsAfter:
     """Contribution measured in this epoch [pp], NaN where it was not."""
     contribution_error_NS: FloatArray
     rolled_back_N: BoolArray
-    """Hosts that were rolled back after this epoch; nothing of it counts for them."""
+    """Hosts that were rolled back after this epoch; nothing that was measured in it counts for them."""
 
 
 @dataclass(slots=True)
@@ -64,46 +64,57 @@ class SeedLog:
     def add(self, epoch: int, slots: SlotsAfter) -> None:
         """Add a host epoch, counted from 1."""
         for host, slot in self._places(slots):
-            self._update(epoch, slots, host, slot)
-        self._restored = (self._restored | set(np.flatnonzero(slots.rolled_back_N).tolist())) - self._healthy(slots)
+            if slots.rolled_back_N[host]:
+                self._lose(epoch, slots, host, slot)
+            else:
+                self._update(epoch, slots, host, slot)
+        self._restored = set(np.flatnonzero(slots.rolled_back_N).tolist())
 
     def end(self, kept_NS: npt.NDArray[np.int64] | None = None) -> None:
-        """End the episode: mark the seeds that a rollback in the last epoch took, all but kept ones.
+        """End the episode: mark the kept seeds that a rollback in the last epoch took.
 
         Args:
             kept_NS: blueprint of the kept seed in each slot, `EMPTY` for none; None if the rollbacks took no kept ones.
         """
         for (host, slot), seed in self._now.items():
-            lost = seed.fate == "kept" and kept_NS is not None and kept_NS[host, slot] != seed.blueprint
-            if host in self._restored and (seed.fate == "live" or lost):
+            if host in self._restored and seed.fate == "kept" and kept_NS is not None and kept_NS[host, slot] != seed.blueprint:
                 seed.fate = "rolled_back"
 
     def _places(self, slots: SlotsAfter) -> Iterator[tuple[int, int]]:
         """Yield the slots that have, or had, a seed."""
-        healthy_N = ~slots.rolled_back_N
-        occupied = zip(*np.nonzero((slots.blueprint_NS != EMPTY) & healthy_N[:, None]), strict=True)
-        known = [(host, slot) for host, slot in self._now if healthy_N[host]]
-        yield from sorted({(int(host), int(slot)) for host, slot in occupied} | set(known))
+        occupied = {(int(host), int(slot)) for host, slot in np.argwhere(slots.blueprint_NS != EMPTY)}
+        yield from sorted(occupied | {*self._now})
 
-    @staticmethod
-    def _healthy(slots: SlotsAfter) -> set[int]:
-        return set(np.flatnonzero(~slots.rolled_back_N).tolist())
+    def _plant(self, epoch: int, slots: SlotsAfter, host: int, slot: int) -> Seed:
+        """Add a new seed."""
+        seed = Seed(host, slot, int(slots.blueprint_NS[host, slot]), epoch)
+        self.seeds.append(seed)
+        self._now[host, slot] = seed
+        return seed
+
+    def _lose(self, epoch: int, slots: SlotsAfter, host: int, slot: int) -> None:
+        """Mark the live seed of a slot as rolled back, also one that was planted in this epoch.
+
+        No live seed survives a rollback. A kept one does unless the snapshot precedes it, which shows in the next epoch.
+        """
+        seed = self._now.get((host, slot))
+        if slots.blueprint_NS[host, slot] != EMPTY and (seed is None or seed.fate in ("removed", "rolled_back")):
+            seed = self._plant(epoch, slots, host, slot)
+        if seed is not None and seed.fate == "live":
+            seed.fate = "rolled_back"
 
     def _update(self, epoch: int, slots: SlotsAfter, host: int, slot: int) -> None:
         """Bring the log of a slot up to date."""
-        blueprint, seed = int(slots.blueprint_NS[host, slot]), self._now.get((host, slot))
-        present = seed is not None and seed.fate in ("live", "kept")
-        restored = host in self._restored
-        if seed is not None and present and blueprint != seed.blueprint:
+        blueprint, kept, seed = int(slots.blueprint_NS[host, slot]), bool(slots.kept_NS[host, slot]), self._now.get((host, slot))
+        present, restored = seed is not None and seed.fate in ("live", "kept"), host in self._restored
+        if seed is not None and present and (blueprint != seed.blueprint or (restored and not kept)):
             seed.fate, present = "rolled_back" if restored else "removed", False
         if blueprint == EMPTY:
             return
         if seed is None or not present:
-            seed = Seed(host, slot, blueprint, epoch)
-            self.seeds.append(seed)
-            self._now[host, slot] = seed
+            seed = self._plant(epoch, slots, host, slot)
         seed.epochs += 1
-        seed.fate = "kept" if slots.kept_NS[host, slot] else "live"
+        seed.fate = "kept" if kept else "live"
         if math.isfinite(measured := float(slots.contribution_NS[host, slot])):
             seed.contribution, seed.contribution_error = measured, float(slots.contribution_error_NS[host, slot])
 

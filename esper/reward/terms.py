@@ -326,7 +326,7 @@ class Hindsight(Memory):
     """Pay for scaffolds when a seed becomes a fossil: what seeds that are not fossils did for it [pp].
 
     The pay is the largest positive interaction measured for each pair of live seeds, discounted by the steps since then, summed
-    over the seed's scaffolds, removed ones included, and capped by the seed's contribution.
+    over the seed's scaffolds, and capped by the seed's contribution. A removed scaffold counts until its slot is planted again.
     """
 
     def __init__(self, gamma: float) -> None:

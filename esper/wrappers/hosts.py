@@ -28,7 +28,7 @@ from esper.training.environment import build_env
 from esper.wrappers.film import Film
 from esper.wrappers.flat import flat_space, flatten
 
-WITHOUT_EFFECT = ("buffer", "checkpoints", "experiment", "policy_seed", "resume", "sweep", "telemetry", "updates")
+WITHOUT_EFFECT = ("buffer", "checkpoints", "policy_seed", "resume", "sweep", "telemetry", "updates")
 """Root keys of a training run that an environment does not read."""
 FRAMES = 4
 """Frames per second of a video; each shows one host epoch more."""
@@ -263,17 +263,24 @@ def _build(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, sp
     """Return the environment of a preset and overrides."""
     if isinstance(overrides, str):
         raise ConfigError(f"overrides must be a list, got {overrides!r}: write [{overrides!r}]")
+    if not isinstance(overrides, Sequence) or not all(isinstance(one, str) for one in overrides):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"overrides must be a list of texts, such as ['steps=30', 'reward=sparse'], got {overrides!r}")
     if split not in list(Split):
         raise ConfigError(f"split must be {' or '.join(Split)}, got {split!r}")
     task = next((one for one in preset if one.startswith("task=")), None)
     if task and "env=sandbox" in overrides:
         raise ConfigError(f"this id chooses {task}, which env=sandbox ignores: use Esper/Sandbox-v0")
+    other = next((one for one in overrides if one.startswith("task=") and task not in (None, one)), None)
+    if other:
+        raise ConfigError(f"this id chooses {task}, but the overrides have {other}: use the id of that task, or esper.make_env")
     plugins, others = split_plugins([*preset, *overrides])
     load_plugins(plugins)
     for override in others:
         key = root_key(override)
         if key == "hosts":
             raise ConfigError(f"{override} cannot be overridden in an environment: set num_envs of make_vec_env instead")
+        if key == "experiment":
+            raise ConfigError(f"{override} describes a training run: name what its hosts need instead, as in task=digits_drift")
         if key in WITHOUT_EFFECT or override.startswith("agent="):
             raise ConfigError(f"{override} has no effect in an environment, since another library trains the agent: leave it out")
     try:

@@ -68,6 +68,15 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "slot twice": (lambda: esper.grow(module(), ["1", "1"], batch()[0]), "slots names a submodule twice"),
     "grown before": (lambda: esper.grow(grown().module, ["1"], batch()[0]), "submodule '1' has a slot already"),
     "no optimizer": (lambda: grown().attach(None), "attach needs a PyTorch optimizer, got a NoneType"),  # pyright: ignore[reportArgumentType]
+    "setting": (
+        lambda: grown().attach(torch.optim.SGD(module().parameters()), learning_rate=0.1),
+        "SGD has no setting learning_rate: choose from lr, momentum",
+    ),
+    "one group": (lambda: grown().attach(torch.optim.LBFGS(module().parameters())), "LBFGS takes a single parameter group"),
+    "scores": (lambda: active(grown()).contributions(lambda: ["7"]), r"score\(\) must return a number, or a tensor or an array"),  # pyright: ignore[reportArgumentType]
+    "no function": (lambda: grown().contributions(7.0), "score must be a function"),  # pyright: ignore[reportArgumentType]
+    "number as loss": (lambda: grown().potential(lambda: 0.5), "tensor with one number, got 0.5"),  # pyright: ignore[reportArgumentType]
+    "losses": (lambda: grown().potential(lambda: torch.ones(3)), r"tensor with one number, got shape \(3,\)"),
     "seed in the optimizer": (
         lambda: (net := active(grown())).attach(torch.optim.SGD(net.parameters(), lr=0.1)),
         "the optimizer has the parameters of the seed in slot early already",
@@ -149,3 +158,15 @@ def test_a_failed_export_leaves_no_empty_folder(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ConfigError):
         grown().export(tmp_path / "old", batch()[0], format="onnx")
     assert (tmp_path / "old").exists()
+
+
+def test_nothing_goes_on_while_a_seed_is_switched_off() -> None:
+    net = active(grown())
+    with net.without("early"):
+        with pytest.raises(RuntimeError, match=r"contributions\(\) was called in a `with net\.without"):
+            net.contributions(lambda: 1.0)
+        with net.without("early"), pytest.raises(RuntimeError, match=r"begin_epoch\(\) was called"):
+            net.begin_epoch()
+    net.begin_epoch()
+    scores = iter([np.array([1.0, 0.0, 1.0]), np.array([0.0, 0.0, 1.0])])
+    assert net.contributions(lambda: next(scores))["early"] == pytest.approx((1 / 3, 1 / 3)), "NumPy's arrays are scores too"

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,29 @@ def test_weights_that_are_restored_in_training_keep_the_optimizers_state() -> No
     other.attach(torch.optim.Adam(other.module.parameters()))
     other.load_state_dict(best)
     assert [name for name, _ in other.slots.named_parameters()] == [name for name, _ in net.slots.named_parameters()]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5),
+        lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], 0.1),
+        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20),
+    ],
+    ids=["warm_up", "steps", "cosine"],
+)
+@pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
+def test_schedulers_treat_a_late_seed_as_one_from_the_start(schedule: Callable[[torch.optim.Optimizer], Any]) -> None:
+    net = grown()
+    optimizer = torch.optim.SGD(net.module.parameters(), lr=0.2)
+    net.attach(optimizer, lr=0.05)
+    scheduler = schedule(optimizer)
+    for epoch in range(8):
+        if epoch == 3:
+            net.germinate("early", "conv_light")
+        scheduler.step()
+    whole, seed = (group["lr"] for group in optimizer.param_groups)
+    assert seed == pytest.approx(whole / 4)
 
 
 def test_a_checkpoint_of_another_incubation_is_refused() -> None:

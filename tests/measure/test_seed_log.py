@@ -39,13 +39,18 @@ def test_a_seed_is_followed_to_its_end() -> None:
 
 
 def test_what_is_measured_in_an_epoch_that_is_rolled_back_does_not_count() -> None:
-    (seed,) = log((1, False, 2.0, False), (1, True, 9.0, True), (1, False, 3.0, False))
-    assert (seed.fate, seed.epochs, seed.contribution) == ("live", 2, 3.0)
+    (seed,) = log((1, True, 2.0, False), (1, True, 9.0, True), (1, True, 3.0, False))
+    assert (seed.fate, seed.epochs, seed.contribution) == ("kept", 2, 3.0)
 
 
 def test_a_rollback_takes_a_seed() -> None:
     (lost,) = log((1, False, 2.0, False), LOST, VACANT)
     assert (lost.fate, lost.epochs) == ("rolled_back", 1)
+    for fate in (False, True):  # live, and fossilized after the snapshot
+        first, second = log((1, fate, 2.0, False), (1, True, 2.0, True), (1, False, 2.5, False))
+        assert (first.fate, first.epochs, second.fate, second.planted) == ("rolled_back", 1, "live", 3), "the same blueprint"
+    broken, again = log((1, False, NAN, True), (1, False, NAN, True))
+    assert (broken.fate, broken.planted, broken.epochs, again.planted) == ("rolled_back", 1, 0, 2), "it breaks its host at once"
     for between in ((VACANT,), (VACANT, LOST)):
         first, second = log((1, False, 2.0, False), *between, (1, False, 2.5, False))
         assert (first.fate, first.epochs, second.fate, second.epochs) == ("removed", 1, "live", 1), "another seed"

@@ -117,7 +117,7 @@ def test_data_of_hosts_elsewhere_may_be_too_large_for_this_machine(monkeypatch: 
         ([], 1),
         (["devices.cpu.own_kernels=false"], 0),
         (["devices.cpu.precision=bf16"], 0),
-        (["host.base_channels=16"], 0),
+        (["host.base_channels=32"], 0),
         (["cluster=ray", "cluster.workers=3"], 3),
         (["cluster=ray", "cluster.address=10.0.0.1:6379", "devices=[cuda:0]"], 0),
     ],
