@@ -37,8 +37,9 @@ CPU_MEMBERS = 16
 two threads, and many times as fast under load from other processes, since they synchronise once per epoch and not in every
 operation."""
 CPU_TRAINED = 2**21
-"""Maximum number of output values of one layer that a shard of several hosts trains at once on a CPU: 8 MB. Higher: fewer, larger
-kernels, whose features leave the cache; see benchmarks/README.md."""
+"""Maximum number of output values of one layer that a shard of several hosts trains at once on a CPU: 8 MB; twice as many for
+Esper's own kernels, which compute hosts one by one. Higher: fewer, larger kernels, whose features leave the cache; see
+benchmarks/README.md."""
 SMALL_MEMBERS = 32
 """Maximum number of hosts per shard if Esper's own kernels compute them, or if they consist of few, narrow linear layers. Most of
 their time is Python's, of which one thread runs at a time: one shard of 32 hosts of `digits` trains about as fast as two of 16 in
@@ -303,7 +304,7 @@ def largest_shard(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> int:
 def cpu_members(hosts: int, values: int, config: DeviceConfig, *, narrow: bool = False, vectors: bool = False) -> int:
     """Return the number of hosts per shard, if a CPU has this many hosts; see `deal` for the other arguments."""
     own = narrow and config.uses_own_kernels
-    most = min(SMALL_MEMBERS if own or vectors else CPU_MEMBERS, CPU_TRAINED // max(1, values) or 1)
+    most = min(SMALL_MEMBERS if own or vectors else CPU_MEMBERS, CPU_TRAINED * (1 + own) // max(1, values) or 1)
     shards = -(-hosts // most)
     if shards == 1 and hosts // 2 * values >= CPU_SHARD * (1 + own):
         shards = 2
