@@ -278,7 +278,7 @@ def test_every_host_is_dealt_to_one_shard(hosts, members):
 def test_shards_of_wide_hosts_are_smaller(small_task):
     sizes, torchs = (0, 2**16, 2**19, 2**21, 2**30), DeviceConfig(own_kernels=False)
     assert [cpu_members(64, values, DeviceConfig()) for values in sizes] == [16, 16, 4, 1, 1]
-    assert [cpu_members(64, values, DeviceConfig(), narrow=True) for values in sizes] == [32, 32, 4, 1, 1]
+    assert [cpu_members(64, values, DeviceConfig(), narrow=True) for values in sizes] == [32, 32, 8, 2, 1]
     for config in (torchs, DeviceConfig(precision=Precision.bf16)):
         assert [cpu_members(64, values, config, narrow=True) for values in sizes] == [16, 16, 4, 1, 1]
     assert [cpu_members(64, values, torchs, vectors=True) for values in sizes] == [32, 32, 4, 1, 1]
