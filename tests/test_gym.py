@@ -150,6 +150,9 @@ def test_pictures_show_the_life_of_the_slots() -> None:
     one, many = make_env(SANDBOX, render_mode="rgb_array"), make_vec_env(SANDBOX, num_envs=2, render_mode="rgb_array")
     one.reset(), many.reset()
     empty = one.render()
+    one.step(WAIT)
+    assert not np.array_equal(one.render(), empty), "epochs to come differ from those of dormant slots"
+    one.reset()
     one.step(GERMINATE)
     grown = one.render()
     assert grown.shape == empty.shape

@@ -33,7 +33,7 @@ MOST_HOSTS = 32
 def timeline(table: Table) -> npt.NDArray[np.uint8]:
     """Return the stages of every slot over the host epochs, a lane per slot and host, as an image `[height, width, 3]`.
 
-    Epochs whose stage is empty are yet to come, and look like dormant ones.
+    Epochs whose stage is empty are yet to come, and are outlined.
     """
     slots, steps = slots_of(table), steps_of(table)
     hosts = min(len(table["epoch"]) // steps, MOST_HOSTS)
@@ -48,8 +48,10 @@ def timeline(table: Table) -> npt.NDArray[np.uint8]:
             draw.text((left - GAP, y + LANE // 2 - 1), slot, fill="#5b6470", anchor="rm")
             for step in range(steps):
                 row, x = host * steps + step, left + step * CELL
-                draw.rectangle((x, y, x + CELL - 2, y + LANE - 2), fill=COLOURS["dormant"])
                 stage, alpha = table[f"{slot}.stage"][row], table[f"{slot}.alpha"][row]
+                draw.rectangle(
+                    (x, y, x + CELL - 2, y + LANE - 2), fill=COLOURS["dormant"] if stage else None, outline=COLOURS["dormant"]
+                )
                 if not stage:
                     continue
                 high = LANE - 2 if stage != "blending" or alpha is None else max(1, round((LANE - 2) * alpha))
