@@ -75,3 +75,12 @@ def test_take_add_split_and_join_members(kind, samples_last):
 def test_outputs_by_member(kind):
     x = KINDS[kind]()
     assert L.by_member(laid(x), M).equal(x.reshape(M, -1, 3))
+
+
+@pytest.mark.parametrize("shape", [(5,), (256,), (2, 8, 24), (3, 16, 16), (1, 13, 29)])
+def test_samples_lie_next_to_each_other_whatever_their_size(shape):
+    """Also those that are transposed block by block."""
+    x_MB = torch.randn(3, 70, *shape)
+    x = L.side_by_side(x_MB, samples_last=True)
+    assert is_batch_last(x)
+    assert x.equal(laid(x_MB))
