@@ -227,9 +227,28 @@ def test_an_id_of_a_task_refuses_another() -> None:
 def test_unknown_options_of_reset_are_named() -> None:
     with pytest.raises(ValueError, match="options of reset has 'episod', which has no effect: the only option is episode"):
         make_env(SANDBOX).reset(options={"episod": 3})
-    for wrong in (-1, 1.5, "a"):
+    for wrong in (-1, 1.5, True, "a"):
         with pytest.raises(ValueError, match=f"options of reset has episode={wrong!r}: it must be a whole number"):
             make_env(SANDBOX).reset(options={"episode": wrong})
+
+
+def test_fixed_heads_are_ignored() -> None:
+    """A sample of the action space would otherwise nearly always be refused."""
+    strange = GERMINATE.copy()
+    strange[Head.STYLE :] = [3, 2, 1, 3, 4]
+    seen = []
+    for action in (GERMINATE, strange):
+        env, many = make_env(QUICK), make_vec_env(QUICK, num_envs=2, flat=True)
+        env.reset(seed=3), many.reset(seed=3)
+        seen += [env.step(action)[0]["slots"], many.step(np.stack([action, action]))[0]]
+        assert action.tolist()[: Head.STYLE] == GERMINATE.tolist()[: Head.STYLE], "the caller's array stays"
+    assert np.array_equal(seen[0], seen[2])
+    assert np.array_equal(seen[1], seen[3])
+    assert seen[0].any()
+    free = make_env([*QUICK, "agent.heads.alpha_target=free"])
+    free.reset(seed=3)
+    free.step(strange)
+    assert free.population.state.ramp_target.max() == 0.7, "a free head is chosen"
 
 
 @pytest.mark.parametrize("overrides", [SANDBOX, QUICK], ids=["sandbox", "hosts"])

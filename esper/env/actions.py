@@ -120,22 +120,20 @@ PINNED = HeadsConfig().pinned
 head take this value where it is legal."""
 
 
-def fixed_values(heads: HeadsConfig, slots: SlotsConfig | None = None) -> dict[Head, int]:
-    """Return the only value of each head that is fixed: by the config, or the tempo of seeds without a first ramp."""
-    no_ramp = slots is not None and slots.incubation == Incubation.none
-    return ({Head.TEMPO: 0} if no_ramp else {}) | heads.pinned
-
-
 def legal_values(
     num_hosts: int, num_blueprints: int, heads: HeadsConfig | None = None, slots: SlotsConfig | None = None
 ) -> BoolArray:
     """Return the legality of parameter values `[N, V]`: every blueprint, one value of each fixed head, all of the free ones.
 
+    Without incubation a seed has no first ramp, so the tempo has a single legal value.
+
     Args:
         heads: which heads are free; by default none.
         slots: rules of a seed's life.
     """
-    pinned = fixed_values(heads or HeadsConfig(), slots)
+    pinned = (heads or HeadsConfig()).pinned
+    if slots is not None and slots.incubation == Incubation.none:
+        pinned = {Head.TEMPO: 0} | pinned
     columns = [np.ones(num_blueprints, dtype=np.bool_)]
     for head, values in VALUES.items():
         column = np.ones(len(values), dtype=np.bool_)
@@ -212,6 +210,16 @@ def segments(head_sizes: tuple[int, ...]) -> dict[Head, slice]:
         places[head] = slice(start, start + head_sizes[head])
         start += head_sizes[head]
     return places
+
+
+def with_fixed(action_NH: IntArray, legal_values_NV: BoolArray, head_sizes: tuple[int, ...]) -> IntArray:
+    """Return actions in which heads with a single legal value have it; values that are none of the head's stay."""
+    action_NH = action_NH.copy()
+    for head, place in segments(head_sizes).items():
+        legal_NW, known_N = legal_values_NV[:, place], (action_NH[:, head] >= 0) & (action_NH[:, head] < head_sizes[head])
+        fixed_N = (legal_NW.sum(axis=1) == 1) & known_N
+        action_NH[fixed_N, head] = legal_NW[fixed_N].argmax(axis=1)
+    return action_NH
 
 
 def parameters_legal(action_NH: IntArray, legal_values_NV: BoolArray, head_sizes: tuple[int, ...]) -> BoolArray:

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from esper.env.actions import Head, HeadsConfig, Op, fixed_values, legal_values, parameters_legal
+from esper.env.actions import Head, HeadsConfig, Op, legal_values, parameters_legal
 from esper.env.spec import Array, EnvSpec, observation_space
 from esper.governor.base import GovernorConfig
 from esper.hosts.base import HostConfig
@@ -117,7 +117,6 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def __init__(self, layout: EnvSpec, *, seed: int, split: Split, heads: HeadsConfig, slots: SlotsConfig) -> None:
         self.layout, self.root, self.split = layout, seed, split
         self.num_envs, self.num_steps = layout.num_hosts, layout.num_steps
-        self._fixed = fixed_values(heads, slots)
         self._legal_values = legal_values(layout.num_hosts, len(layout.blueprint_names), heads, slots)
         self.single_action_space = spaces.MultiDiscrete(np.array(layout.head_sizes, dtype=np.int64))
         self.single_observation_space = observation_space(layout)
@@ -170,7 +169,7 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         if unknown := [*({*(options or {})} - {"episode"})]:
             raise ValueError(f"options of reset has {unknown[0]!r}, which has no effect: the only option is episode")
         wanted = (options or {}).get("episode")
-        if wanted is not None and (not isinstance(wanted, int | np.integer) or wanted < 0):
+        if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or wanted < 0):
             raise ValueError(f"options of reset has episode={wanted!r}: it must be a whole number of at least 0")
         if seed is not None:
             self.root, self.episode = int(seed), -1
@@ -183,9 +182,6 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def permitted(self, actions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Return the actions with illegal ones replaced by WAIT `[N, H]`, and which were illegal `[N]`.
 
-        Fixed heads take their value whatever the action says: a learner without masks, or one that samples the action space,
-        has nothing to choose there.
-
         Raises:
             gymnasium.error.ClosedEnvironmentError: the environment is closed.
             gymnasium.error.ResetNeeded: there was no reset yet.
@@ -195,7 +191,6 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         if self.episode < 0:
             raise gymnasium.error.ResetNeeded("call reset() before the first step()")
         action_NH = self._in_space(np.asarray(actions)).astype(np.int64)
-        action_NH[:, list(self._fixed)] = list(self._fixed.values())
         allowed_N = self.legal_slots()[np.arange(self.num_envs), action_NH[:, Head.OP], action_NH[:, Head.SLOT]]
         allowed_N &= parameters_legal(action_NH, self._legal_values, self.layout.head_sizes)
         action_NH[:, Head.OP] = np.where(allowed_N, action_NH[:, Head.OP], Op.WAIT)

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from esper.env.actions import Op
+from esper.env.actions import Op, with_fixed
 from esper.env.base import Environment
 from esper.env.spec import Array
 
@@ -41,6 +41,8 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return the first observation of the next episode; see `Environment.begin` for `seed` and `options`."""
         super().reset(seed=seed)
+        if self.population.closed:
+            raise gymnasium.error.ClosedEnvironmentError("the environment is closed: make another one")
         if self._next is None or seed is not None or options:
             self._next, _ = self.population.reset(seed=seed, options=options)
         self._now, self._next = self._next, None
@@ -58,7 +60,8 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
         given, shape = np.asarray(action), self.action_space.shape
         if given.shape != shape:
             raise ValueError(f"an action must have the shape {shape}, one number per head, got {given.shape}")
-        observation, reward, terminated, truncated, info = self.population.step(given[None])
+        actions = without_choice(given[None], self._now, self.population.layout.head_sizes)
+        observation, reward, terminated, truncated, info = self.population.step(actions)
         if terminated[0]:
             self._next, observation = observation, {name: array[None] for name, array in info["final_obs"][0].items()}
         self._now = observation
@@ -93,6 +96,20 @@ def masks(arrays: dict[str, Array]) -> npt.NDArray[np.bool_]:
     slots_NS: npt.NDArray[np.bool_] = np.any(np.delete(legal_NOS, Op.WAIT, axis=1), axis=1)
     slots_NS |= ~slots_NS.any(axis=1, keepdims=True)
     return np.concatenate([legal_NOS.any(axis=2), slots_NS, arrays["legal_values"].astype(np.bool_)], axis=1)
+
+
+def without_choice(actions: Any, arrays: dict[str, Array], head_sizes: tuple[int, ...]) -> Array:
+    """Return actions whose fixed heads have their value: there is nothing to choose, so samples of the action space may differ.
+
+    Args:
+        actions: `[N, H]`; anything else stays as it is.
+        arrays: observation of N hosts.
+        head_sizes: number of values of each head.
+    """
+    given, legal_NV = np.asarray(actions), arrays["legal_values"].astype(np.bool_)
+    if given.shape != (len(legal_NV), len(head_sizes)) or given.dtype.kind not in "iu":
+        return given
+    return with_fixed(given.astype(np.int64), legal_NV, head_sizes)
 
 
 def plain_info(info: dict[str, Any]) -> dict[str, Any]:

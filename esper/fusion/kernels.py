@@ -240,10 +240,10 @@ def _clear(out: Array) -> None:
 
 
 @compiled
-def _padded(x: Array, pad: int, batch: int) -> Array:
-    """Return images `[I, H, L]` with `pad` columns of zeros on the left and on the right, flat; a vector of zeros follows."""
+def _padded(x: Array, margin: int, after: int) -> Array:
+    """Return images `[I, H, L]`, flat, with `margin` zeros before each row and `after` behind it; a vector of zeros follows."""
     inputs, height, length = x.shape
-    margin, wide = pad * batch, length + 2 * pad * batch
+    wide = margin + length + after
     out = np.empty(inputs * height * wide + _long(x), x.dtype)
     for c in range(inputs):
         for h in range(height):
@@ -379,7 +379,7 @@ def convolve(x: Array, weight: Array, bias: Array, out: Array, batch: int, recti
     pad, flat = size // 2, out.reshape(-1)
     wide = length + 2 * pad * batch
     for g in range(groups):
-        images = _padded(x[g], pad, batch)
+        images = _padded(x[g], pad * batch, pad * batch)
         for h in range(height):
             first, last = max(0, pad - h), min(size, height + pad - h)
             start, at = (h + first - pad) * wide, (g * outputs * height + h) * length
@@ -499,11 +499,12 @@ def convolve_weight(x: Array, grad: Array, out: Array, batch: int) -> None:
     """
     groups, inputs, height, length = x.shape
     outputs, size = out.shape[1], out.shape[3]
-    pad, wide, band = size // 2, length + 2 * (size // 2) * batch, max(1, CHUNK // length)
+    pad, band = size // 2, max(1, CHUNK // length)
+    wide = length + 2 * pad * batch + -length % _short(x)  # the rows of gradients end with as many zeros
     triples = (size + 2) // 3
     total = np.empty((inputs, size, triples, outputs, 3), np.float64)
     for g in range(groups):
-        images = _padded(x[g], pad, batch)
+        images = _padded(x[g], pad * batch, wide - length - pad * batch)
         given, row = _whole_vectors(grad[g].reshape(outputs * height, length))
         total[:] = 0
         for top in range(0, height, band):

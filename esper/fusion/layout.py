@@ -11,6 +11,7 @@ are tokens).
 
 # M members, L chosen members, B batch, C channels of one member, T positions, D width of one member
 
+import math
 from collections.abc import Sequence
 from enum import StrEnum
 
@@ -59,12 +60,12 @@ def _transposed(samples_MB: Tensor) -> Tensor:
     by block in PyTorch, which is then two to five times as fast.
     """
     members, batch, *shape = samples_MB.shape
-    size = samples_MB[0, 0].numel()
+    size = math.prod(shape)
     if samples_MB.device.type != "cpu" or size < CONFLICTS or size % (CONFLICTS // 2):
         return samples_MB.movedim(1, -1).contiguous()
     out = samples_MB.new_empty(members, size, batch)
-    for transposed, samples_B in zip(out, samples_MB.flatten(2), strict=True):
-        transposed.copy_(samples_B.t())
+    for member in range(members):
+        out[member].copy_(samples_MB[member].flatten(1).t())
     return out.view(members, *shape, batch)
 
 

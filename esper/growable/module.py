@@ -74,8 +74,8 @@ class GrowableModule(nn.Module):
         for slot, path in zip(self._slots, self._paths, strict=True):
             slot.hook(module.get_submodule(path))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_groups": None}  # a copy, or a file, would hold the optimizer and its state of all parameters
+    def __getstate__(self) -> dict[str, Any]:  # a copy or a file would hold the optimizer, and its state of all parameters
+        return self.__dict__ | {"_groups": None, "_whole": True}
 
     @property
     def _slots(self) -> list[GrowingSlot]:
@@ -353,6 +353,7 @@ class GrowableModule(nn.Module):
 
     def _permitted(self, slot: str, doing: str, may_NS: BoolArray) -> int:
         """Return the index of a slot in which an operation is permitted."""
+        refusal.check_whole(self._whole, doing)
         index = self._index(slot)
         if not may_NS[0, index]:
             raise ValueError(refusal.message(doing, slot, self.stage(slot), int(self._state.stage_age[0, index])))

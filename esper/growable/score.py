@@ -30,10 +30,10 @@ def measure(score: Score) -> float | Tensor:
     if not callable(score):
         raise ValueError(f"score must be a function, such as lambda: accuracy(net), got {score!r}")
     found: object = score()
-    if isinstance(found, np.ndarray) and found.dtype.kind in "biuf":
-        return torch.from_numpy(found) if found.ndim else float(found)
+    if isinstance(found, np.ndarray | np.generic) and found.dtype.kind in "biuf":
+        return torch.tensor(np.asarray(found, np.float64)) if found.ndim else float(found)
     if isinstance(found, Tensor):
-        return found
+        return found.detach().clone()  # score() may reuse its memory
     if isinstance(found, Real):
         return float(found)
     raise ValueError(f"score() must return a number, or a tensor or an array of one per sample, got {found!r}"[:200])

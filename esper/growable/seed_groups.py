@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from esper.config import did_you_mean
 
@@ -25,10 +25,12 @@ class SeedGroups:
             raise ValueError(f"attach needs a PyTorch optimizer, got a {type(optimizer).__name__}")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError("LBFGS takes a single parameter group, and seeds need their own: attach another optimizer")
-        if unknown := [name for name in settings if name not in optimizer.defaults]:
-            meant, known = did_you_mean(unknown[0], list(optimizer.defaults)), ", ".join(optimizer.defaults)
-            raise ValueError(f"{type(optimizer).__name__} has no setting {unknown[0]}: choose from {known}{meant}")
+        known = {"name", *optimizer.defaults, *optimizer.param_groups[0]} - {"params"}
+        if unknown := [name for name in settings if name not in known]:
+            meant, choices = did_you_mean(unknown[0], list(optimizer.defaults)), ", ".join(optimizer.defaults)
+            raise ValueError(f"{type(optimizer).__name__} has no setting {unknown[0]}: choose from {choices}{meant}")
         self.optimizer, self._settings = optimizer, settings
+        self._rate = _initial_rate(optimizer, settings)
         self._groups: dict[nn.Module, list[nn.Parameter]] = {}
         """Parameters of the group of each seed: `load_state_dict` of an optimizer replaces its groups, but keeps these lists."""
 
@@ -57,8 +59,27 @@ class SeedGroups:
                 self._groups[seed] = self.optimizer.param_groups[-1]["params"]
 
     def _paced(self) -> dict[str, Any]:
-        """Return the learning rate of a new group: what schedulers would have made of it, had it been there from the start."""
-        first, rate = self.optimizer.param_groups[0], self._settings.get("lr", self.optimizer.defaults.get("lr"))
-        if rate is None or not first.get("initial_lr"):  # there is no scheduler, or it starts from 0
+        """Return the learning rate of a new group: what schedulers would have made of it, had it been there from the start.
+
+        It is that of a group with the same initial rate; without one, the rate is scaled as that of another group, but not above
+        its initial value.
+        """
+        groups = [group for group in self.optimizer.param_groups if group.get("initial_lr")]
+        if self._rate is None or not groups:  # there is no scheduler
             return {}
-        return {"lr": rate * first["lr"] / first["initial_lr"], "initial_lr": rate}
+        alike = [group for group in groups if float(group["initial_lr"]) == self._rate]
+        like = [*alike, *groups][0]
+        share = float(like["lr"]) / float(like["initial_lr"])
+        rate = self._rate * (share if alike else min(share, 1.0))
+        return {"lr": torch.full_like(lr, rate) if isinstance(lr := like["lr"], Tensor) else rate, "initial_lr": self._rate}
+
+
+def _initial_rate(optimizer: torch.optim.Optimizer, settings: dict[str, Any]) -> float | None:
+    """Return the learning rate of a group with these settings before any scheduler changes it; None if it has none."""
+    if "lr" in settings:
+        return float(settings["lr"])
+    default = optimizer.defaults.get("lr")
+    for group in optimizer.param_groups:
+        if isinstance(default, Tensor) and group.get("lr") is default and "initial_lr" in group:  # schedulers change it in place
+            return float(group["initial_lr"])
+    return None if default is None else float(default)

@@ -98,6 +98,8 @@ class SeedLog:
         No live seed survives a rollback. A kept one does unless the snapshot precedes it, which shows in the next epoch.
         """
         seed = self._now.get((host, slot))
+        if seed is not None and seed.fate == "kept" and host in self._restored and not slots.kept_NS[host, slot]:
+            seed.fate = "rolled_back"
         if slots.blueprint_NS[host, slot] != EMPTY and (seed is None or seed.fate in ("removed", "rolled_back")):
             seed = self._plant(epoch, slots, host, slot)
         if seed is not None and seed.fate == "live":

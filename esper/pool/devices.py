@@ -1,5 +1,6 @@
 """Devices of hosts: their config, and what this machine has."""
 
+import os
 import platform
 import warnings
 from collections.abc import Iterable
@@ -44,8 +45,9 @@ class DeviceConfig:
 
     @property
     def uses_own_kernels(self) -> bool:
-        """Whether Esper's own kernels may compute hosts, if this is a CPU."""
-        return self.own_kernels and self.precision in (Precision.fp32, Precision.auto)
+        """Whether Esper's own kernels may compute hosts, if this is a CPU, unless Numba is told not to compile."""
+        compiles = os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0")
+        return compiles and self.own_kernels and self.precision in (Precision.fp32, Precision.auto)
 
     def __post_init__(self) -> None:
         check_ranges("devices.<name>", self, {"[0, inf]": ["members_per_shard"]})

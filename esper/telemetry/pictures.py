@@ -2,11 +2,12 @@
 
 # N hosts, S slots, T host epochs
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from esper.telemetry.traces import Table, carried_out, kept_in, slots_of, steps_of
 
@@ -22,8 +23,6 @@ COLOURS = {
 }
 """Colour of each stage, distinct for colour-blind readers."""
 LANE, CELL, GAP, LEFT, TOP = 12, 12, 6, 74, 34
-LETTER = 6
-"""Most width of a letter of a slot's name [pixels]."""
 WIDTH = 300
 """Width of the legend [pixels]."""
 MOST_HOSTS = 32
@@ -37,7 +36,7 @@ def timeline(table: Table) -> npt.NDArray[np.uint8]:
     """
     slots, steps = slots_of(table), steps_of(table)
     hosts = min(len(table["epoch"]) // steps, MOST_HOSTS)
-    tall, left = len(slots) * LANE + GAP, LEFT + LETTER * max(len(slot) for slot in slots)
+    tall, left = len(slots) * LANE + GAP, LEFT + math.ceil(max(map(ImageFont.load_default().getlength, slots)))
     picture = Image.new("RGB", (max(left + steps * CELL, WIDTH) + GAP, TOP + hosts * tall), "white")
     draw = ImageDraw.Draw(picture)
     _legend(draw)

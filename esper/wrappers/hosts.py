@@ -20,7 +20,7 @@ from gymnasium.vector.utils import batch_space
 from esper.cli.overrides import config_of
 from esper.config import ConfigError, root_key
 from esper.env.base import Environment
-from esper.env.single import SingleHostEnv, masks, plain_info
+from esper.env.single import SingleHostEnv, masks, plain_info, without_choice
 from esper.env.spec import Array
 from esper.plugins import load_plugins, split_plugins
 from esper.task.instances import Split
@@ -74,8 +74,8 @@ class HostEnv(SingleHostEnv):
         """
         if seed is None and not self._seeded:
             seed = int(self.np_random.integers(ROOTS))
-        self._seeded = True
         seen, _ = super().reset(seed=seed, options=options)
+        self._seeded = True
         if self.population.time == 0:  # else the host goes on after a rollback
             self._film.start()
         return self._convert(seen), {"root": self.population.root, EPISODE: self.population.episode}
@@ -161,8 +161,8 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
         """
         if seed is None and not self._seeded:
             seed = int(self.np_random.integers(ROOTS))
-        self._seeded = True
         self._now, info = self.population.reset(seed=seed, options=options)
+        self._seeded = True
         self._film.start()
         known = {"root": self.population.root, EPISODE: self.population.episode}
         return self._convert(self._now), info | {name: np.full(self.num_envs, value) for name, value in known.items()}
@@ -174,10 +174,10 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
             Observations, rewards, terminated, truncated (never true) and info, as in Gymnasium. Where `terminated` is true, the
             observation is the first of what follows, and `info["final_obs"]` holds the last one.
         """
-        self._current()
+        given = without_choice(actions, self._current(), self.population.layout.head_sizes)
         if self.population.time == 0:
             self._film.start()
-        self._now, reward_N, terminated_N, truncated_N, info = self.population.step(actions)
+        self._now, reward_N, terminated_N, truncated_N, info = self.population.step(given)
         if self.render_mode:
             self._film.add(self.population)
         info = plain_info(info)

@@ -12,7 +12,7 @@ import torch
 from esper.agent.ppo.advantages import Baseline
 from esper.agent.ppo.ppo import PPOConfig
 from esper.agent.scripted.base import RandomConfig, WaitConfig
-from esper.env.actions import Head, Op, segments
+from esper.env.actions import Head, Op, parameters_legal, segments
 from esper.env.sandbox_optimum import every_action
 from esper.env.sandbox_rules import SLOT_FEATURES, SandboxRules
 from esper.lifecycle.roles import Incubation
@@ -159,7 +159,11 @@ def test_illegal_actions_become_wait() -> None:
     refused = 0
     for _ in range(RULES.num_steps - 1):
         action = np.stack([rng.integers(0, size, 300) for size in env.spec.head_sizes], axis=1)
+        for head, place in segments(env.spec.head_sizes).items():
+            held = seen.legal_values[:, place].argmax(axis=1)
+            action[:, head] = np.where(rng.random(300) < 0.9, held, action[:, head])
         legal = seen.legal_slots[np.arange(300), action[:, Head.OP], action[:, Head.SLOT]]
+        legal &= parameters_legal(action, seen.legal_values, env.spec.head_sizes)
         seen, _, _ = env.step(action)
         assert np.array_equal(env.op_N, np.where(legal, action[:, Head.OP], Op.WAIT))
         refused += int((~legal).sum())

@@ -95,3 +95,12 @@ def test_a_nan_stays_where_it_is_and_is_not_rectified():
     found = np.isnan(out[0, 0].reshape(3, 3, 64))
     assert np.array_equal(found[..., 0], [[False, False, False], [True, True, False], [True, True, False]])
     assert not found[..., 1:].any()
+
+
+def test_an_infinity_reaches_no_weight_of_another_channel():
+    x = np.random.default_rng(0).standard_normal((1, 2, 3, 3 * 5)).astype(np.float32)
+    x[0, 1, 0, 0] = -np.inf
+    change = np.empty((1, 2, 2, 3, 3), np.float32)
+    kernels.convolve_weight(x, np.ones_like(x), change, 5)
+    assert np.isfinite(change[:, :, 0]).all()
+    assert not np.isfinite(change[:, :, 1]).all()

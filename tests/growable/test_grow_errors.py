@@ -167,6 +167,18 @@ def test_nothing_goes_on_while_a_seed_is_switched_off() -> None:
             net.contributions(lambda: 1.0)
         with net.without("early"), pytest.raises(RuntimeError, match=r"begin_epoch\(\) was called"):
             net.begin_epoch()
+        with pytest.raises(RuntimeError, match=r"prune\(\) was called"):
+            net.prune("early")
+        twin = copy.deepcopy(net)
+    twin.begin_epoch()
     net.begin_epoch()
     scores = iter([np.array([1.0, 0.0, 1.0]), np.array([0.0, 0.0, 1.0])])
-    assert net.contributions(lambda: next(scores))["early"] == pytest.approx((1 / 3, 1 / 3)), "NumPy's arrays are scores too"
+    buffer = np.zeros(3)
+
+    def score() -> np.ndarray:
+        buffer[:] = next(scores)
+        return buffer
+
+    assert net.contributions(score)["early"] == pytest.approx((1 / 3, 1 / 3)), (
+        "NumPy's arrays are scores, also one that is reused"
+    )

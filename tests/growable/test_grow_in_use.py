@@ -90,6 +90,33 @@ def test_schedulers_treat_a_late_seed_as_one_from_the_start(schedule: Callable[[
     assert seed == pytest.approx(whole / 4)
 
 
+def rates_after_planting(optimizer: torch.optim.Optimizer, schedule: Any, epochs: int, **settings: Any) -> list[float]:
+    """Return the rates of all groups after a seed was planted when the scheduler had stepped for some epochs."""
+    net, scheduler = grown(), schedule(optimizer)
+    for _ in range(epochs):
+        scheduler.step()
+    net.attach(optimizer, **settings)
+    net.germinate("early", "conv_light")
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
+def test_the_rate_of_a_late_seed_with_tensors_and_several_groups() -> None:
+    def groups(*rates: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": rate} for rate in rates], lr=0.2)
+
+    decay = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)  # noqa: E731
+    one = torch.optim.Adam([nn.Parameter(torch.ones(1))], lr=torch.tensor(0.2))
+    assert rates_after_planting(one, decay, 2) == pytest.approx([0.002, 0.002]), "the default is the group's own tensor"
+    assert isinstance(one.param_groups[1]["lr"], Tensor)
+    assert rates_after_planting(groups(0.0, 0.1), decay, 3)[-1] == pytest.approx(0.0002), "a frozen group says nothing"
+    floor = lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10, 0.01)  # noqa: E731
+    small, large, seed = rates_after_planting(groups(0.02, 0.2), floor, 8)
+    assert seed == large != small
+    cycle = lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=20)  # noqa: E731
+    assert rates_after_planting(groups(0.2), cycle, 4)[-1] <= 0.2
+
+
 def test_a_checkpoint_of_another_incubation_is_refused() -> None:
     saved = active(grown()).state_dict()
     with pytest.raises(ValueError, match=r"the checkpoint has incubation=none, but this module closed_loop: call esper\.grow"):

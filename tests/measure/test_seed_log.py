@@ -51,6 +51,8 @@ def test_a_rollback_takes_a_seed() -> None:
         assert (first.fate, first.epochs, second.fate, second.planted) == ("rolled_back", 1, "live", 3), "the same blueprint"
     broken, again = log((1, False, NAN, True), (1, False, NAN, True))
     assert (broken.fate, broken.planted, broken.epochs, again.planted) == ("rolled_back", 1, 0, 2), "it breaks its host at once"
+    fossil, next_one = log((1, True, 2.0, False), (1, True, 2.0, True), (2, False, NAN, True), VACANT)
+    assert (fossil.fate, next_one.fate, next_one.blueprint) == ("rolled_back", "rolled_back", 2)
     for between in ((VACANT,), (VACANT, LOST)):
         first, second = log((1, False, 2.0, False), *between, (1, False, 2.5, False))
         assert (first.fate, first.epochs, second.fate, second.epochs) == ("removed", 1, "live", 1), "another seed"
