@@ -87,7 +87,14 @@ class _Announcer(event.Listener):
 # ---- vectors: elements that stay in registers, so that a convolution reads and writes memory as little as possible
 
 
-LONG, SHORT = (64, 16) if get_host_cpu_features().get("avx512f") else (16, 8)
+def _has_avx512() -> bool:
+    try:
+        return bool(get_host_cpu_features().get("avx512f"))
+    except RuntimeError:  # the features of this CPU are unknown
+        return False
+
+
+LONG, SHORT = (64, 16) if _has_avx512() else (16, 8)
 """Elements of long and short vectors in single precision; half as many in double precision. Four long or twelve short sums fit
 the CPU's registers, with what is added to them."""
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from esper.env.actions import Op
@@ -110,8 +111,10 @@ def test_a_closed_environment_says_so_and_closes_no_other(make_env, plan_actions
         closed.reset(seed=1)
     with built(make_env) as env:
         closed.close()
-        with pytest.raises(RuntimeError, match=r"^this environment is closed: build another$"):
+        with pytest.raises(gymnasium.error.ClosedEnvironmentError, match="the environment is closed: make another one"):
             closed.step(plan_actions(*[(Op.WAIT, 0, 0)] * 4))
+        with pytest.raises(RuntimeError, match=r"^this environment is closed: build another$"):
+            closed.pool.potential(0)
         env.reset(seed=1)
 
 
