@@ -257,9 +257,10 @@ def test_a_closed_environment_says_so(overrides: list[str]) -> None:
     env.reset(seed=0)
     with pytest.raises(ValueError, match=r"an action must have the shape \(8,\), one number per head, got \(3,\)"):
         env.step(WAIT[:3])
+    episode(env, WAIT, steps=6)
     env.close()
     env.close()
-    for use in (env.reset, lambda: env.step(WAIT)):
+    for use in (env.reset, lambda: env.population.step(WAIT[None])):
         with pytest.raises(gymnasium.error.ClosedEnvironmentError, match="the environment is closed"):
             use()
 
