@@ -32,6 +32,7 @@ RUNS = (
     ("shipped_tasks", ()),
     ("own_kernels", ()),
     ("own_kernels", ("--seeds",)),
+    ("convolutions", ()),
     ("growing_seeds", ()),
     ("env_overhead", ()),
     ("env_overhead", ("--way", "probed")),

@@ -87,6 +87,12 @@ class EpisodeRecord:
         return []
 
 
+def check_open(env: VectorEnv[Any, Any, Any]) -> None:
+    """Raise `gymnasium.error.ClosedEnvironmentError` if an environment is closed."""
+    if env.closed:
+        raise gymnasium.error.ClosedEnvironmentError("the environment is closed: make another one")
+
+
 class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     """N hosts in lockstep, as the trainer, `play` and the decision log use them.
 
@@ -163,7 +169,7 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             gymnasium.error.ClosedEnvironmentError: the environment is closed.
             ValueError: an argument is not valid.
         """
-        self._check_open()
+        check_open(self)
         if isinstance(seed, list):
             raise ValueError("reset takes one seed, the root of all hosts' random streams: pass an int instead of a list")
         if unknown := [*({*(options or {})} - {"episode"})]:
@@ -175,10 +181,6 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             self.root, self.episode = int(seed), -1
         self.episode = self.episode + 1 if wanted is None else int(wanted)
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise gymnasium.error.ClosedEnvironmentError("the environment is closed: make another one")
-
     def permitted(self, actions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Return the actions with illegal ones replaced by WAIT `[N, H]`, and which were illegal `[N]`.
 
@@ -187,7 +189,7 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             gymnasium.error.ResetNeeded: there was no reset yet.
             ValueError: an action is not in the action space.
         """
-        self._check_open()
+        check_open(self)
         if self.episode < 0:
             raise gymnasium.error.ResetNeeded("call reset() before the first step()")
         action_NH = self._in_space(np.asarray(actions)).astype(np.int64)

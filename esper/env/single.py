@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.env.actions import Op, with_fixed
-from esper.env.base import Environment
+from esper.env.base import Environment, check_open
 from esper.env.spec import Array
 
 PRIVATE = ("signals", "timetable")
@@ -41,8 +41,7 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return the first observation of the next episode; see `Environment.begin` for `seed` and `options`."""
         super().reset(seed=seed)
-        if self.population.closed:
-            raise gymnasium.error.ClosedEnvironmentError("the environment is closed: make another one")
+        check_open(self.population)
         if self._next is None or seed is not None or options:
             self._next, _ = self.population.reset(seed=seed, options=options)
         self._now, self._next = self._next, None

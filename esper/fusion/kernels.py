@@ -32,7 +32,8 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 Array = npt.NDArray[Any]
 """Numbers in single or double precision."""
-Steps = tuple[int, int, int]
+Triple = tuple[int, int, int]
+"""Three places in a flat array, or distances."""
 CHUNK = 4096
 """Elements that are added in the precision of the data before their sum is added in double precision."""
 
@@ -266,7 +267,7 @@ def _padded(x: Array, margin: int, after: int) -> Array:
 def _filter_four(
     x: Array,
     start: int,
-    steps: Steps,
+    steps: Triple,
     w: Array,
     shape: tuple[int, int, int, int],
     bias: Array,
@@ -275,7 +276,12 @@ def _filter_four(
     step: int,
     rectify: bool,
 ) -> None:
-    """Compute a vector of each of four outputs, which share what they read; see `_filter`."""
+    """Compute a vector of each of four outputs, which share what they read; see `_filter`.
+
+    Args:
+        w: flat weights, from those of the first output on.
+        shape: inputs, first row of the kernel and the one after the last, size of the kernel.
+    """
     inputs, first, last, size = shape
     other = inputs * size * size
     a, b, c, d = _full(bias[0]), _full(bias[1]), _full(bias[2]), _full(bias[3])
@@ -298,7 +304,7 @@ def _filter_four(
 def _filter_two(
     x: Array,
     start: int,
-    steps: Steps,
+    steps: Triple,
     w: Array,
     shape: tuple[int, int, int, int],
     bias: Array,
@@ -327,7 +333,7 @@ def _filter_two(
 def _filter(
     x: Array,
     start: int,
-    steps: Steps,
+    steps: Triple,
     weight: Array,
     rows: tuple[int, int],
     bias: Array,
@@ -427,7 +433,7 @@ def _whole_vectors(x: Array) -> tuple[Array, int]:
 
 
 @called
-def _dots_four(x: Array, places: Steps, y: Array, start: int, step: int, n: int, out: Array) -> None:
+def _dots_four(x: Array, places: Triple, y: Array, start: int, step: int, n: int, out: Array) -> None:
     """Add the scalar products of four rows of `y` and three of `x` to `[4, 3]`; see `_dots`."""
     zero = _full_short(x.dtype.type(0))
     a0, a1, a2, b0, b1, b2 = zero, zero, zero, zero, zero, zero
@@ -449,7 +455,7 @@ def _dots_four(x: Array, places: Steps, y: Array, start: int, step: int, n: int,
 
 
 @called
-def _dots_two(x: Array, places: Steps, y: Array, start: int, step: int, n: int, out: Array) -> None:
+def _dots_two(x: Array, places: Triple, y: Array, start: int, step: int, n: int, out: Array) -> None:
     """Add the scalar products of two rows of `y` and three of `x` to `[2, 3]`; see `_dots`."""
     zero = _full_short(x.dtype.type(0))
     a0, a1, a2, b0, b1, b2 = zero, zero, zero, zero, zero, zero
@@ -470,7 +476,7 @@ def _add_totals(out: Array, row: int, x0: Any, x1: Any, x2: Any) -> None:
 
 
 @called
-def _dots(x: Array, places: Steps, y: Array, start: int, step: int, n: int, out: Array) -> None:
+def _dots(x: Array, places: Triple, y: Array, start: int, step: int, n: int, out: Array) -> None:
     """Add the scalar products of rows of `y` and of three rows of `x`.
 
     Args:

@@ -25,6 +25,7 @@ from esper.task import cifar
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PRINTS = {
     "compiled": r"digits, 2 members: warm-up \d+\.\d s, losses (\d+\.\d{4})\d+ and \1[^$]*cifar10_baseline",
+    "convolutions": r"16 hosts, 1 to 2 channels, 8 x 8[^$]*torch / own, median \(range\): wall \d[^$]*own: \d+ GFLOP/s",
     "counterfactuals": r"leave_one_out +\d+\.\d ms",
     "deployed_hosts": r"4 hosts, 4 seeds[^$]*learning / frozen, median \(range\): wall \d",
     "env_overhead": r"env / bare, process time: median \d\.\d+",
