@@ -65,7 +65,7 @@ class _BatchNorm(torch.autograd.Function):
             _rows(given), as_vector(weight), as_vector(bias), _rows(out), batch_mean, batch_var, eps, rectify
         )
         _update(mean, var, np.stack([batch_mean, batch_var]), given[0].size, momentum)
-        ctx.save_for_backward(x, weight, *([result] if rectify else []))
+        ctx.save_for_backward(x, weight, bias)
         ctx.moments, ctx.eps, ctx.rectify = (batch_mean, batch_var), eps, rectify
         return result
 
@@ -74,12 +74,11 @@ class _BatchNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         from esper.fusion import kernels
 
-        x, weight, *result = ctx.saved_tensors
+        x, weight, bias = ctx.saved_tensors
         given, slope = as_array(x), as_array(grad)
-        out = as_array(result[0]) if result else given
         (found, grad_x), (grad_weight, grad_bias) = new_images(given.shape, given), np.empty((2, len(given)), given.dtype)
         (mean, var), norm = ctx.moments, (_rows(grad_x), grad_weight, grad_bias)
-        arrays = _rows(slope), _rows(given), _rows(out), as_vector(weight), mean, var
+        arrays = _rows(slope), _rows(given), as_vector(weight), as_vector(bias), mean, var
         kernels.normalise_channels_backward(*arrays, ctx.eps, ctx.rectify, *norm)
         return found, torch.from_numpy(grad_weight), torch.from_numpy(grad_bias), *[None] * 5
 
@@ -178,7 +177,7 @@ class _Block(torch.autograd.Function):
         running = mean.view(members, -1).numpy(), var.view(members, -1).numpy()
         arrays = (source, place, given, weights, *affine, features, out, moments[0], moments[1], *running)
         kernels.run_block(*arrays, momentum, eps, pools)
-        ctx.save_for_backward(filters, weight, result, *([] if pools else [x]))
+        ctx.save_for_backward(filters, weight, bias, *([] if pools else [x]))
         ctx.kept, ctx.moments, ctx.eps, ctx.shape = (given if pools else None, place, features), moments, eps, source.shape
         return result
 
@@ -187,16 +186,16 @@ class _Block(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         from esper.fusion import kernels
 
-        (filters, weight, result, *source), (pooled, place, features) = ctx.saved_tensors, ctx.kept
-        given, out = as_array(source[0]).reshape(ctx.shape) if source else pooled, as_array(result).reshape(features.shape)
+        (filters, weight, bias, *source), (pooled, place, features) = ctx.saved_tensors, ctx.kept
+        given = as_array(source[0]).reshape(ctx.shape) if source else pooled
         members, wanted, pools = len(given), ctx.needs_input_grad[0], not source
         weights = filters_of(filters, members)
         turned = np.ascontiguousarray(weights.swapaxes(1, 2)[..., ::-1, ::-1])
         shape = ctx.shape if wanted else (members, 0, 0, 0, 0)
         before, grad_x = new_images((members * shape[1], *shape[2:]), given)
         grad_filters, affine = np.empty_like(weights), np.empty((3, members, weights.shape[1]), given.dtype)
-        slope, norms = as_array(grad).reshape(out.shape), as_vector(weight).reshape(members, -1)
-        arrays = (slope, given, place, turned, norms, features, out, ctx.moments[0], ctx.moments[1])
+        slope, norms = as_array(grad).reshape(features.shape), (as_vector(one).reshape(members, -1) for one in (weight, bias))
+        arrays = (slope, given, place, turned, *norms, features, ctx.moments[0], ctx.moments[1])
         found = (grad_x.reshape(shape), grad_filters, affine[0], affine[1], affine[2])
         kernels.run_block_backward(*arrays, ctx.eps, pools, wanted, *found)
         conv_bias, grad_weight, grad_bias = (torch.from_numpy(one).flatten() for one in affine)

@@ -595,14 +595,20 @@ def _squares(x: Array, centre: float) -> float:
 
 @compiled
 def _moments(x: Array) -> tuple[float, float]:
-    """Return mean and variance of `[N]`."""
-    mean, var = 0.0, 0.0
+    """Return mean and variance of `[N]`, which is read from memory once.
+
+    Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983.
+    """
+    total, squares = 0.0, 0.0
     for start in range(0, len(x), CHUNK):
-        mean += _sum(x[start : start + CHUNK])
-    mean /= len(x)
-    for start in range(0, len(x), CHUNK):
-        var += _squares(x[start : start + CHUNK], x.dtype.type(mean))
-    return mean, var / len(x)
+        part = x[start : start + CHUNK]
+        count, added = len(part), float(_sum(part))
+        squares += _squares(part, x.dtype.type(added / count))
+        if start:
+            apart = added / count - total / start
+            squares += apart * apart * start * count / (start + count)
+        total += added
+    return total / len(x), squares / len(x)
 
 
 @compiled
@@ -623,8 +629,15 @@ def normalise_channels(
     """
     for c in range(x.shape[0]):
         mean[c], var[c] = _moments(x[c])
-        scale = x.dtype.type(weight[c] / np.sqrt(var[c] + eps))
-        _scaled(x[c], scale, x.dtype.type(bias[c] - mean[c] * scale), out[c], rectify)
+        scale, shift = _affine(x, weight[c], bias[c], mean[c], var[c], eps)
+        _scaled(x[c], scale, shift, out[c], rectify)
+
+
+@compiled
+def _affine(x: Array, weight: float, bias: float, mean: float, var: float, eps: float) -> tuple[float, float]:
+    """Return scale and shift of a normalised channel, in the precision of `x`."""
+    scale = x.dtype.type(weight / np.sqrt(var + eps))
+    return scale, x.dtype.type(bias - mean * scale)
 
 
 @compiled
@@ -643,8 +656,8 @@ def _scaled(x: Array, scale: float, shift: float, out: Array, rectify: bool) -> 
 def normalise_channels_backward(
     grad: Array,
     x: Array,
-    out: Array,
     weight: Array,
+    bias: Array,
     mean: Array,
     var: Array,
     eps: float,
@@ -655,17 +668,19 @@ def normalise_channels_backward(
 ) -> None:
     """Compute the gradients of `normalise_channels`: of x `[C, N]`, weight `[C]` and bias `[C]`, all overwritten.
 
+    Which results a ReLU set to 0 is computed again, which is faster than reading the results.
+
     Args:
         grad: gradient of the results `[C, N]`.
-        out: the results `[C, N]`; read only if `rectify`.
     """
     for c in range(x.shape[0]):
         count, inverse, centre = x.shape[1], 1.0 / np.sqrt(var[c] + eps), x.dtype.type(mean[c])
+        a, b = _affine(x, weight[c], bias[c], mean[c], var[c], eps)
         total, product = 0.0, 0.0
         for start in range(0, count, CHUNK):
             part = slice(start, start + CHUNK)
             if rectify:
-                p, q = _sums_rectified(grad[c, part], x[c, part], out[c, part], centre)
+                p, q = _sums_rectified(grad[c, part], x[c, part], a, b, centre)
             else:
                 p, q = _sums(grad[c, part], x[c, part], centre)
             total += p
@@ -676,7 +691,7 @@ def normalise_channels_backward(
         shift = -scale * total / count - slope * mean[c]
         one = x.dtype.type
         if rectify:
-            _combined_rectified(grad[c], x[c], out[c], one(scale), one(slope), one(shift), grad_x[c])
+            _combined_rectified(grad[c], x[c], a, b, one(scale), one(slope), one(shift), grad_x[c])
         else:
             _combined(grad[c], x[c], one(scale), one(slope), one(shift), grad_x[c])
 
@@ -691,11 +706,12 @@ def _sums(grad: Array, x: Array, centre: float) -> tuple[float, float]:
 
 
 @compiled
-def _sums_rectified(grad: Array, x: Array, out: Array, centre: float) -> tuple[float, float]:
+def _sums_rectified(grad: Array, x: Array, a: float, b: float, centre: float) -> tuple[float, float]:
+    """Return the sums of a gradient, and of its product with `x`, where a * x + b is positive."""
     zero = x.dtype.type(0)
     total, product = zero, zero
     for j in range(len(x)):
-        g = zero if out[j] <= zero else grad[j]
+        g = zero if x[j] * a + b <= zero else grad[j]
         total += g
         product += g * (x[j] - centre)
     return total, product
@@ -708,10 +724,10 @@ def _combined(grad: Array, x: Array, scale: float, slope: float, shift: float, o
 
 
 @compiled
-def _combined_rectified(grad: Array, x: Array, y: Array, scale: float, slope: float, shift: float, out: Array) -> None:
+def _combined_rectified(grad: Array, x: Array, a: float, b: float, scale: float, slope: float, shift: float, out: Array) -> None:
     zero = x.dtype.type(0)
     for j in range(len(x)):
-        g = zero if y[j] <= zero else grad[j]
+        g = zero if x[j] * a + b <= zero else grad[j]
         out[j] = scale * g + slope * x[j] + shift
 
 
@@ -983,8 +999,8 @@ def run_block_backward(
     place: npt.NDArray[np.uint8],
     turned: Array,
     weight: Array,
+    shift: Array,
     features: Array,
-    out: Array,
     mean: Array,
     var: Array,
     eps: float,
@@ -1011,11 +1027,9 @@ def run_block_backward(
     zero = np.zeros((1, inputs), grad.dtype)
     for m in range(members):
         own = slice(m, m + 1)
-        results, given_grad = out[m].reshape(outputs, length), grad[m].reshape(outputs, length)
-        flat = features[m].reshape(outputs, length)
-        normalise_channels_backward(
-            given_grad, flat, results, weight[m], mean[m], var[m], eps, True, flat_slope, grad_weight[m], grad_shift[m]
-        )
+        flat, after = features[m].reshape(outputs, length), grad[m].reshape(outputs, length)
+        affine, norm = (weight[m], shift[m]), (flat_slope, grad_weight[m], grad_shift[m])
+        normalise_channels_backward(after, flat, *affine, mean[m], var[m], eps, True, *norm)
         rows = given[own].reshape(1, inputs, height, width * batch)
         convolve_weight(rows, slope, grad_filters[own], batch)
         grad_bias[m] = 0  # the norm removes any constant

@@ -104,3 +104,22 @@ def test_an_infinity_reaches_no_weight_of_another_channel():
     kernels.convolve_weight(x, np.ones_like(x), change, 3)
     assert np.isfinite(change[:, :, 0]).all()
     assert not np.isfinite(change[:, :, 1]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gradients_pass_a_relu_exactly_where_its_results_are_positive(dtype):
+    rng = np.random.default_rng(0)
+    x = rng.integers(-3, 4, (40, 2051)).astype(dtype) / 3
+    weight, mean, var = rng.normal(1, 0.2, 40).astype(dtype), np.empty(40), np.empty(40)
+    centre, spread = x.mean(1), x.std(1)
+    bias = ((centre - 1 / 3) / np.sqrt(spread**2 + 1e-5) * weight).astype(dtype)  # a seventh of the results is 0 but for rounding
+    out, grad = np.empty_like(x), np.empty_like(x)
+    kernels.normalise_channels(x, weight, bias, out, mean, var, 1e-5, True)
+    assert (np.abs(out) < 1e-4).sum(1).min() > 200
+    assert 0 < ((out > 0) & (out < 1e-4)).any(1).sum() < 40
+    passed, product = np.empty(40, dtype), np.empty(40, dtype)
+    kernels.normalise_channels_backward(np.ones_like(x), x, weight, bias, mean, var, 1e-5, True, grad, product, passed)
+    assert passed.tolist() == (out > 0).sum(1).tolist()
+    scaled, slope = (x - mean[:, None]) / np.sqrt(var + 1e-5)[:, None], (out > 0).astype(float)
+    apart = slope - slope.mean(1, keepdims=True) - scaled * (slope * scaled).mean(1, keepdims=True)
+    assert np.allclose(grad, apart * (weight / np.sqrt(var + 1e-5))[:, None], atol=1e-4)
