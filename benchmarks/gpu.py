@@ -258,7 +258,7 @@ def overrides(world: str, hosts: int, members: int, name: str, precision: str, *
     small = ["task.epoch_samples=32", "task.valid_samples=8", "task.batch_size=16"] if quick else []
     device = [f"devices=[{name}]", f"devices.{name}.members_per_shard={members}", f"devices.{name}.precision={precision}"]
     agent = ["agent.twins=1", "agent.baseline=critic", "agent.minibatches=1"]
-    return [*WORLDS[world][0], *small, *device, f"steps={6 if quick else STEPS}", f"hosts={hosts}", *agent]
+    return [*WORLDS[world][0], *small, *device, f"steps={3 if quick else STEPS}", f"hosts={hosts}", *agent]
 
 
 def _episode(env: Environment, world: str) -> None:

@@ -5,12 +5,13 @@ An action is one integer per head. The head `op` selects the operation; the othe
 the rules of the lifecycle; `execute` applies any legal action.
 """
 
-# N hosts, S slots, O operations, H heads, K blueprints, V values of all parameter heads, concatenated
+# N hosts, S slots, O operations, H heads, K blueprints, V values of all parameter heads, concatenated, A listed actions
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -229,3 +230,41 @@ def parameters_legal(action_NH: IntArray, legal_values_NV: BoolArray, head_sizes
         chosen = np.take_along_axis(legal_values_NV[:, place], action_NH[:, head, None], axis=1)[:, 0]
         fine &= chosen | ~RELEVANT[action_NH[:, Head.OP], head]
     return fine
+
+
+def permitted_ops(heads: HeadsConfig, slots: SlotsConfig) -> BoolArray:
+    """Return which operations can become legal with these settings `[O]`."""
+    by_hand = set(GATES) - {*slots.auto_advance}
+    permitted = np.ones(len(Op), dtype=np.bool_)
+    permitted[Op.SET_ALPHA_TARGET] = Head.ALPHA_TARGET not in heads.pinned or slots.switchable
+    permitted[Op.FOSSILIZE] = "fossilized" in by_hand
+    permitted[Op.ADVANCE] = bool(by_hand - {"fossilized"})
+    return permitted
+
+
+def all_actions(permitted_O: BoolArray, chosen_S: BoolArray, legal_values_V: BoolArray, head_sizes: tuple[int, ...]) -> IntArray:
+    """Return every action that can become legal `[A, H]`: WAIT, and each other operation on each slot with each choice of its
+    parameters. Irrelevant heads are 0.
+
+    Args:
+        permitted_O: operations that can become legal.
+        chosen_S: True for slots in use.
+        legal_values_V: legality of the values of the parameter heads.
+        head_sizes: number of values of each head.
+    """
+    places, rows = segments(head_sizes), [[0] * len(Head)]
+    for op, slot in product(np.flatnonzero(permitted_O).tolist(), np.flatnonzero(chosen_S).tolist()):
+        if op != Op.WAIT:
+            used = [np.flatnonzero(legal_values_V[place]) if RELEVANT[op, head] else [0] for head, place in places.items()]
+            rows += [[op, slot, *map(int, values)] for values in product(*used)]
+    return np.array(rows, dtype=np.int64)
+
+
+def legal_actions(
+    action_AH: IntArray, legal_slots_NOS: BoolArray, legal_values_NV: BoolArray, head_sizes: tuple[int, ...]
+) -> BoolArray:
+    """Return which of some actions are legal for each host `[N, A]`."""
+    legal_NA = legal_slots_NOS[:, action_AH[:, Head.OP], action_AH[:, Head.SLOT]]
+    for head, place in segments(head_sizes).items():
+        legal_NA &= legal_values_NV[:, place][:, action_AH[:, head]] | ~RELEVANT[action_AH[:, Head.OP], head]
+    return legal_NA

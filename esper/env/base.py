@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from esper.env.actions import Head, HeadsConfig, Op, legal_values, parameters_legal
+from esper.env.actions import Head, HeadsConfig, Op, all_actions, legal_values, parameters_legal, permitted_ops
 from esper.env.spec import Array, EnvSpec, observation_space
 from esper.governor.base import GovernorConfig
 from esper.hosts.base import HostConfig
@@ -124,6 +124,7 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.layout, self.root, self.split = layout, seed, split
         self.num_envs, self.num_steps = layout.num_hosts, layout.num_steps
         self._legal_values = legal_values(layout.num_hosts, len(layout.blueprint_names), heads, slots)
+        self._permitted_ops = permitted_ops(heads, slots)
         self.single_action_space = spaces.MultiDiscrete(np.array(layout.head_sizes, dtype=np.int64))
         self.single_observation_space = observation_space(layout)
         self.action_space = batch_space(self.single_action_space, layout.num_hosts)
@@ -136,6 +137,10 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def legal_slots(self) -> npt.NDArray[np.bool_]:
         """Return which operations are legal on which slots now `[N, O, S]`."""
         raise NotImplementedError
+
+    def actions(self) -> npt.NDArray[np.int64]:
+        """Return every action that can become legal, as a row of heads `[A, H]`; the first is to wait."""
+        return all_actions(self._permitted_ops, self.chosen_S, self._legal_values[0], self.layout.head_sizes)
 
     def record(self) -> EpisodeRecord:
         """Return an empty record of the episode that starts now."""

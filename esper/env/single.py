@@ -56,7 +56,7 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
         """
         if self._now is None or self._next is not None:
             raise gymnasium.error.ResetNeeded("call reset() before the first step() and after each end of an episode")
-        given, shape = np.asarray(action), self.action_space.shape
+        given, shape = np.asarray(action), self.population.single_action_space.shape
         if given.shape != shape:
             raise ValueError(f"an action must have the shape {shape}, one number per head, got {given.shape}")
         actions = without_choice(given[None], self._now, self.population.layout.head_sizes)
@@ -73,13 +73,16 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
         Raises:
             gymnasium.error.ResetNeeded: there was no reset yet.
         """
-        if self._now is None:
-            raise gymnasium.error.ResetNeeded("call reset() before action_masks()")
-        return masks(self._now)[0]
+        return masks(self._current())[0]
 
     def close(self) -> None:
         """Close the vector environment."""
         self.population.close()
+
+    def _current(self) -> dict[str, Array]:
+        if self._now is None:
+            raise gymnasium.error.ResetNeeded("call reset() before action_masks()")
+        return self._now
 
 
 def masks(arrays: dict[str, Array]) -> npt.NDArray[np.bool_]:

@@ -194,8 +194,9 @@ class _Block(torch.autograd.Function):
         shape = ctx.shape if wanted else (members, 0, 0, 0, 0)
         before, grad_x = new_images((members * shape[1], *shape[2:]), given)
         grad_filters, affine = np.empty_like(weights), np.empty((3, members, weights.shape[1]), given.dtype)
-        slope, norms = as_array(grad).reshape(features.shape), (as_vector(one).reshape(members, -1) for one in (weight, bias))
-        arrays = (slope, given, place, turned, *norms, features, ctx.moments[0], ctx.moments[1])
+        slope = as_array(grad).reshape(features.shape)
+        norm = as_vector(weight).reshape(members, -1), as_vector(bias).reshape(members, -1)
+        arrays = (slope, given, place, turned, *norm, features, ctx.moments[0], ctx.moments[1])
         found = (grad_x.reshape(shape), grad_filters, affine[0], affine[1], affine[2])
         kernels.run_block_backward(*arrays, ctx.eps, pools, wanted, *found)
         conv_bias, grad_weight, grad_bias = (torch.from_numpy(one).flatten() for one in affine)
@@ -212,14 +213,14 @@ def _update(mean: Tensor, var: Tensor, moments: npt.NDArray[Any], count: int, mo
 
 
 @cache
-def prepare() -> None:
+def prepare(dtype: torch.dtype = torch.float32) -> None:
     """Compute every layer once, so that no training step includes the loading of kernels, or their compilation."""
     from esper.fusion import kernels
 
-    x = batch_last(torch.zeros(2, 4, 4, 4)).requires_grad_()
-    filters, mixing = (torch.zeros(4, 2, size, size, requires_grad=True) for size in (3, 1))
-    weight, bias = (torch.zeros(4, requires_grad=True) for _ in range(2))
-    mean, var = torch.zeros(4), torch.ones(4)
+    x = batch_last(torch.zeros(2, 4, 4, 4, dtype=dtype)).requires_grad_()
+    filters, mixing = (torch.zeros(4, 2, size, size, dtype=dtype, requires_grad=True) for size in (3, 1))
+    weight, bias = (torch.zeros(4, dtype=dtype, requires_grad=True) for _ in range(2))
+    mean, var = torch.zeros(4, dtype=dtype), torch.ones(4, dtype=dtype)
     with kernels.announced():
         results = [convolution(x, filters, bias, 2), convolution(x, mixing, None, 2, rectify=True), max_pool(x)]
         for rectify in (False, True):
@@ -227,7 +228,7 @@ def prepare() -> None:
             results.append(chain(x, [Link(GroupNorm(2, 1e-5, rectify), weight, bias)]))
             results.append(block(x, filters, bias, weight, bias, mean, var, 0.1, 1e-5, members=2, pools=rectify))
         torch.cat([result.flatten() for result in results]).sum().backward()
-        rows, places, scale = np.zeros((2, 4), np.float32), np.arange(2), np.ones(2, np.float32)
+        rows, places, scale = torch.zeros(2, 4, dtype=dtype).numpy(), np.arange(2), torch.ones(2, dtype=dtype).numpy()
         kernels.copy_rows(rows, places, rows.copy())
         kernels.take_rows(rows, places, rows.copy())
         kernels.take_scaled(rows, places, scale, rows.copy())

@@ -8,7 +8,7 @@
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import gymnasium
 import numpy as np
@@ -25,6 +25,7 @@ from esper.env.spec import Array
 from esper.plugins import load_plugins, split_plugins
 from esper.task.instances import Split
 from esper.training.environment import build_env
+from esper.wrappers.discrete import ActionList
 from esper.wrappers.film import Film
 from esper.wrappers.flat import flat_space, flatten
 
@@ -36,6 +37,14 @@ EPISODE = "host_episode"
 """Number of the episode in the info of `reset`. Gymnasium's wrappers put the statistics of an episode under "episode"."""
 ROOTS = 2**31
 """Number of root seeds that are drawn from."""
+
+
+class _Form(TypedDict):
+    """What an environment shows of its hosts."""
+
+    flat: bool
+    discrete: bool
+    render_mode: str | None
 
 
 class HostEnv(SingleHostEnv):
@@ -50,18 +59,24 @@ class HostEnv(SingleHostEnv):
         *,
         preset: Sequence[str] = (),
         flat: bool = False,
+        discrete: bool = False,
         split: str = Split.TRAINING,
         render_mode: str | None = None,
     ) -> None:
         """Build the environment; see `make_env`, and `preset` for overrides that come before the others."""
         super().__init__(_build(preset, overrides, num_envs=1, split=split))
         self.metadata, self.render_mode = HostEnv.metadata, _checked(render_mode)
-        self._again = partial(HostEnv, overrides, preset=preset, flat=flat, split=split, render_mode=render_mode)
+        shown: _Form = {"flat": flat, "discrete": discrete, "render_mode": render_mode}
+        self._again = partial(HostEnv, overrides, preset=preset, split=split, **shown)
         self._seeded = _has_seed(preset, overrides)
         self.num_steps = self.population.num_steps
         self._flat, self._film = flat, Film(self.population.layout)
         if flat:
             self.observation_space = cast(Any, flat_space(self.population.layout))
+        self.actions = ActionList(self.population) if discrete else None
+        """Actions by number; None unless `discrete`."""
+        if self.actions is not None:
+            self.action_space = cast(Any, self.actions.space)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._again, ()
@@ -82,10 +97,19 @@ class HostEnv(SingleHostEnv):
 
     def step(self, action: npt.NDArray[np.int64]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """See `SingleHostEnv.step`."""
-        seen, reward, terminated, truncated, info = super().step(action)
+        heads = action if self.actions is None else self.actions.rows(np.asarray(action)[None])[0]
+        seen, reward, terminated, truncated, info = super().step(heads)
         if self.render_mode:
             self._film.add(self.population)
         return self._convert(seen), reward, terminated, truncated, info
+
+    def action_masks(self) -> npt.NDArray[np.bool_]:
+        """Return which actions are legal; of all heads, one after another, unless `discrete`. See `esper.env.single.masks`.
+
+        Raises:
+            gymnasium.error.ResetNeeded: there was no reset yet.
+        """
+        return super().action_masks() if self.actions is None else self.actions.legal(self._current())[0]
 
     def render(self) -> Any:
         """Return a picture of all slots up to now `[height, width, 3]`; None without a render mode."""
@@ -115,25 +139,28 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
         num_envs: int = 32,
         preset: Sequence[str] = (),
         flat: bool = False,
+        discrete: bool = False,
         split: str = Split.TRAINING,
         render_mode: str | None = None,
     ) -> None:
         """Build the environment; see `make_vec_env`, and `preset` for overrides that come before the others."""
-        self._again: Callable[[], HostsEnv] = partial(
-            HostsEnv, overrides, num_envs=num_envs, preset=preset, flat=flat, split=split, render_mode=render_mode
-        )
-        self._show(_build(preset, overrides, num_envs=num_envs, split=split), flat=flat, render_mode=render_mode)
+        shown: _Form = {"flat": flat, "discrete": discrete, "render_mode": render_mode}
+        self._again: Callable[[], HostsEnv] = partial(HostsEnv, overrides, num_envs=num_envs, preset=preset, split=split, **shown)
+        self._show(_build(preset, overrides, num_envs=num_envs, split=split), **shown)
         self._seeded = _has_seed(preset, overrides)
 
     @classmethod
-    def of(cls, build: Callable[[], Environment], *, flat: bool = False, render_mode: str | None = None) -> "HostsEnv":
+    def of(
+        cls, build: Callable[[], Environment], *, flat: bool = False, discrete: bool = False, render_mode: str | None = None
+    ) -> "HostsEnv":
         """Wrap the hosts that a function builds, with their root seed; it must be picklable if copies are made."""
+        shown: _Form = {"flat": flat, "discrete": discrete, "render_mode": render_mode}
         env = cls.__new__(cls)
-        env._again = partial(cls.of, build, flat=flat, render_mode=render_mode)
-        env._show(build(), flat=flat, render_mode=render_mode)
+        env._again = partial(cls.of, build, **shown)
+        env._show(build(), **shown)
         return env
 
-    def _show(self, population: Environment, *, flat: bool, render_mode: str | None) -> None:
+    def _show(self, population: Environment, *, flat: bool, discrete: bool, render_mode: str | None) -> None:
         """Set up what Gymnasium sees of the hosts."""
         self.population, num_envs, self._seeded = population, population.num_envs, True
         self.num_envs, self.render_mode = num_envs, _checked(render_mode)
@@ -142,7 +169,11 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
         self._now: dict[str, Array] | None = None
         self.metadata, self.autoreset_mode = HostsEnv.metadata, AutoresetMode.SAME_STEP  # TorchRL reads the latter
         layout, single = self.population.layout, self.population.single_observation_space
-        self.single_action_space, self.action_space = self.population.single_action_space, self.population.action_space
+        self.actions = ActionList(population) if discrete else None
+        """Actions by number; None unless `discrete`."""
+        one, all_hosts = self.population.single_action_space, self.population.action_space
+        self.single_action_space = one if self.actions is None else self.actions.space
+        self.action_space = all_hosts if self.actions is None else batch_space(self.actions.space, num_envs)
         self.single_observation_space = flat_space(layout) if flat else single
         self.observation_space = batch_space(cast(Any, self.single_observation_space), num_envs)
 
@@ -174,7 +205,8 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
             Observations, rewards, terminated, truncated (never true) and info, as in Gymnasium. Where `terminated` is true, the
             observation is the first of what follows, and `info["final_obs"]` holds the last one.
         """
-        given = without_choice(actions, self._current(), self.population.layout.head_sizes)
+        heads = actions if self.actions is None else self.actions.rows(actions)
+        given = without_choice(heads, self._current(), self.population.layout.head_sizes)
         if self.population.time == 0:
             self._film.start()
         self._now, reward_N, terminated_N, truncated_N, info = self.population.step(given)
@@ -197,12 +229,12 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
         return self._convert(self._current())
 
     def action_masks(self) -> npt.NDArray[np.bool_]:
-        """Return the legality of every value of every head, concatenated; see `esper.env.single.masks`.
+        """Return which actions are legal; of all heads, one after another, unless `discrete`. See `esper.env.single.masks`.
 
         Raises:
             gymnasium.error.ResetNeeded: there was no reset yet.
         """
-        return masks(self._current())
+        return masks(self._current()) if self.actions is None else self.actions.legal(self._current())
 
     def render(self) -> Any:
         """Return a picture of all slots up to now `[height, width, 3]` for each host; None without a render mode."""
@@ -223,7 +255,12 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
 
 
 def make_env(
-    overrides: Sequence[str] = (), *, flat: bool = False, split: str = Split.TRAINING, render_mode: str | None = None
+    overrides: Sequence[str] = (),
+    *,
+    flat: bool = False,
+    discrete: bool = False,
+    split: str = Split.TRAINING,
+    render_mode: str | None = None,
 ) -> HostEnv:
     """Return an environment of one host.
 
@@ -234,13 +271,14 @@ def make_env(
         overrides: what runs, as on the command line: `["task=digits_drift", "steps=30", "reward=sparse"]`. Keys of Esper's own
             agents and runs, such as `updates`, are refused; `agent.gamma` (for potential-based shaping) and `agent.heads` count.
         flat: if true, observations are vectors instead of dicts of arrays.
+        discrete: if true, an action is one number instead of one per head, and `actions.names` lists what each does.
         split: `training`, or `held_out` for the hosts that policies are compared on.
         render_mode: `rgb_array` for pictures, None for none.
 
     Raises:
         ConfigError: the overrides or another argument are not valid.
     """
-    return HostEnv(overrides, flat=flat, split=split, render_mode=render_mode)
+    return HostEnv(overrides, flat=flat, discrete=discrete, split=split, render_mode=render_mode)
 
 
 def make_vec_env(
@@ -248,6 +286,7 @@ def make_vec_env(
     *,
     num_envs: int = 32,
     flat: bool = False,
+    discrete: bool = False,
     split: str = Split.TRAINING,
     render_mode: str | None = None,
 ) -> HostsEnv:
@@ -256,7 +295,7 @@ def make_vec_env(
     Args:
         num_envs: number of hosts. Other arguments and errors as in `make_env`.
     """
-    return HostsEnv(overrides, num_envs=num_envs, flat=flat, split=split, render_mode=render_mode)
+    return HostsEnv(overrides, num_envs=num_envs, flat=flat, discrete=discrete, split=split, render_mode=render_mode)
 
 
 def _build(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, split: str) -> Environment:

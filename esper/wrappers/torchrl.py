@@ -12,7 +12,7 @@ from esper.wrappers.hosts import HostsEnv
 
 try:
     from tensordict import TensorDict, TensorDictBase
-    from torchrl.data import Binary, Composite, MultiCategorical, Unbounded
+    from torchrl.data import Binary, Categorical, Composite, MultiCategorical, Unbounded
     from torchrl.envs import EnvBase
 except ImportError as error:
     raise ConfigError("esper.wrappers.torchrl needs TorchRL: pip install torchrl") from error
@@ -22,7 +22,8 @@ class TorchRLEnv(EnvBase):
     """The hosts of `esper.make_vec_env(..., flat=True)`, which train as one program, with a batch size of N.
 
     Keys: `observation` `[N, D]`; `action_mask` `[N, sum of head sizes]` for TorchRL's `ActionMask` (`esper.env.single.masks`);
-    `action` `[N, heads]`; `reward`, `done` and `terminated` `[N, 1]`.
+    `action` `[N, heads]`; `reward`, `done` and `terminated` `[N, 1]`. With `discrete=True`, `action` is `[N]` and `action_mask`
+    has an entry per action.
     """
 
     def __init__(self, envs: HostsEnv) -> None:
@@ -38,14 +39,16 @@ class TorchRLEnv(EnvBase):
         self._seed: int | None = None
         self._next: TensorDictBase | None = None
         """Observations that follow the episodes which have just ended."""
-        sizes: list[int] = list(envs.population.layout.head_sizes)
+        count = None if envs.actions is None else int(envs.actions.space.n)
+        sizes: list[int] = list(envs.population.layout.head_sizes) if count is None else [count]
         batch, numbers = torch.Size([envs.num_envs]), int(np.prod(envs.single_observation_space.shape or ()))
         self.observation_spec = Composite(
             observation=Unbounded(shape=torch.Size([*batch, numbers])),
             action_mask=Binary(shape=torch.Size([*batch, sum(sizes)]), dtype=torch.bool),
             shape=batch,
         )
-        self.action_spec = MultiCategorical(sizes, shape=torch.Size([*batch, len(sizes)]))
+        heads = MultiCategorical(sizes, shape=torch.Size([*batch, len(sizes)]))
+        self.action_spec = heads if count is None else Categorical(count, shape=batch)
         self.reward_spec = Unbounded(shape=torch.Size([*batch, 1]))
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
