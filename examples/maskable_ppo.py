@@ -11,7 +11,7 @@ from esper.wrappers.sb3 import SB3VecEnv
 HOSTS = 32
 
 updates, overrides = int(sys.argv[1]) if len(sys.argv) > 1 else 50, sys.argv[2:]
-hosts = esper.make_vec_env(overrides, num_envs=HOSTS, flat=True)
+hosts = esper.make_vec_env(overrides, num_envs=HOSTS, flat=True, discrete=True)
 envs = VecMonitor(SB3VecEnv(hosts))
 root = hosts.population.root  # the agent passes its seed on to the hosts
 agent = MaskablePPO(

@@ -24,6 +24,7 @@ KINDS = {
 }
 NAMES = {
     "sb3_ppo": "stable-baselines3 PPO",
+    "sb3_dqn": "stable-baselines3 DQN",
     "maskable_ppo": "sb3-contrib MaskablePPO",
     "recurrent_ppo": "RecurrentPPO",
     "torchrl_ppo": "TorchRL PPO",

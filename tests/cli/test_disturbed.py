@@ -121,14 +121,12 @@ def alive(pid: int) -> bool:
 def test_a_killed_process_of_a_sweep_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ["sweep=ab", "outcome=return", "arms=agent.wait_weight: 1,2", "blocks=1", "aa_control=false"]
     overrides = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=mine", "telemetry=quiet", *ENDLESS]
-    sweeps: dict[str, Forked] = {}
-    said: dict[str, str] = {}
+    said: dict[str, tuple[int | None, str]] = {}
     for killed, sweep in (("parent", ours), ("worker", ["seed=1,2"]), ("nobody", ["seed=3,4"])):
         (tmp_path / killed).mkdir()
         words = ["-m", *sweep, *overrides]
-        sweeps[killed] = Forked("esper.train", *words, cwd=tmp_path / killed, env={"PYTHONPATH": str(ROOT)})
+        process = Forked("esper.train", *words, cwd=tmp_path / killed, env={"PYTHONPATH": str(ROOT)})
         monkeypatch.setattr(context, "_DEFAULT_START_METHOD", "fork")  # workers of the next sweeps find everything imported
-    for killed, process in sweeps.items():
         wait_for_checkpoints(tmp_path / killed, runs=2)  # a worker that has not begun does not yet watch its parent
         working = workers(process.pid)
         assert working
@@ -136,12 +134,13 @@ def test_a_killed_process_of_a_sweep_ends_all(tmp_path: Path, monkeypatch: pytes
             process.send_signal(signal.SIGINT)
         else:
             os.kill(process.pid if killed == "parent" else working[0], signal.SIGKILL)
-        _, said[killed] = process.communicate()
+        _, errors = process.communicate()
+        said[killed] = (process.returncode, errors)
         wait_for(lambda pids=working: not any(map(alive, pids)), 20)
-    assert (sweeps["worker"].returncode, sweeps["nobody"].returncode) == (2, 130)
+    assert (said["worker"][0], said["nobody"][0]) == (2, 130)
     again = r"[^\n]* resume with: python -m esper.train -m seed=\d,\d [^\n]* hydra.sweep.dir=mine"
-    assert re.search(rf"esper: the process of a run was killed, {again}", said["worker"])
-    assert re.search(rf"esper: interrupted; what was saved before is intact;{again}", said["nobody"])
+    assert re.search(rf"esper: the process of a run was killed, {again}", said["worker"][1])
+    assert re.search(rf"esper: interrupted; what was saved before is intact;{again}", said["nobody"][1])
 
 
 @pytest.mark.parametrize(

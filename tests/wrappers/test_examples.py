@@ -28,6 +28,7 @@ DEFINED: dict[str, object] = {}
 """Keeps the operators of NMS, which are gone with their library."""
 NEEDS = {
     "sb3_ppo": "stable_baselines3",
+    "sb3_dqn": "stable_baselines3",
     "maskable_ppo": "sb3_contrib",
     "recurrent_ppo": "sb3_contrib",
     "torchrl_ppo": "torchrl",
@@ -47,7 +48,7 @@ def tell(env, seed, options):
 Environment.begin = tell
 """
 """A plugin that prints the root seed of every episode."""
-FORKED = {"sb3_ppo", "maskable_ppo", "recurrent_ppo", "torchrl_ppo", "single_file_ppo"}
+FORKED = {"sb3_ppo", "sb3_dqn", "maskable_ppo", "recurrent_ppo", "torchrl_ppo", "single_file_ppo"}
 """Examples that run in a fork, which is faster; the others show that a new interpreter finds everything."""
 
 
