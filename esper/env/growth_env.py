@@ -108,6 +108,8 @@ class GrowthEnv(Environment):
             feature_names=self._tables[0].names,
             slot_feature_names=self._tables[1].names,
             max_seeds=self.slots.max_seeds,
+            feature_ranges=self._tables[0].ranges,
+            slot_feature_ranges=self._tables[1].ranges,
         )
         super().__init__(layout, seed=parts.seed, split=parts.split, heads=self.heads, slots=self.slots)
         self._informed_K = np.array([is_informed(blueprint) for blueprint in blueprints])

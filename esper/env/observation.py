@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from esper.env.spec import Ranges
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.stages import OCCUPIED, FloatArray, Mode, Op, SlotState, Stage
 
@@ -99,6 +100,11 @@ class FeatureTable:
         scales = [(rank, feature.scale) for rank, feature in enumerate(features)]
         self.scale_F = np.array([1.0 if isinstance(scale, RunScale) else scale for _, scale in scales], np.float32)
         self.run_scales = [(rank, scale.name) for rank, scale in scales if isinstance(scale, RunScale)]
+
+    @property
+    def ranges(self) -> Ranges:
+        """Lowest and highest value of each feature."""
+        return tuple((feature.low, feature.high) for feature in self.features)
 
     def values(self, view: HostView) -> FloatArray:
         """Return `[N, F]` or `[N, S, F]`: finite and within the ranges of the table, whatever the view holds."""

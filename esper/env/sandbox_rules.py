@@ -69,6 +69,7 @@ class SandboxRules:
     def layout(self, num_hosts: int) -> EnvSpec:
         """Return sizes and names of observations and actions."""
         _, slots, blueprints = self.worth_QSK.shape
+        worth = float(np.abs(self.worth_QSK).max()) / CONTRIBUTION_UNIT
         return EnvSpec(
             num_hosts=num_hosts,
             num_steps=self.num_steps,
@@ -78,6 +79,8 @@ class SandboxRules:
             feature_names=("time_left",),
             slot_feature_names=SLOT_FEATURES,
             max_seeds=self.slots.max_seeds,
+            feature_ranges=((0.0, 1.0),),
+            slot_feature_ranges=tuple((-worth, worth) if name == "contribution" else (0.0, 1.0) for name in SLOT_FEATURES),
         )
 
     def legal(self, state: SlotState) -> npt.NDArray[np.bool_]:

@@ -14,6 +14,8 @@ from esper.env.actions import VALUES, Head, Op
 from esper.lifecycle.stages import BoolArray, FloatArray, IntArray
 
 Array = npt.NDArray[Any]
+Ranges = tuple[tuple[float, float], ...]
+"""Lowest and highest value of each feature."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +38,10 @@ class EnvSpec:
     """F names of the last axis of `Observation.slots`."""
     max_seeds: int = 0
     """Maximum number of seeds in a host at a time; 0 for no limit but the slots."""
+    feature_ranges: Ranges = ()
+    """Of `Observation.features`; empty if they are unknown."""
+    slot_feature_ranges: Ranges = ()
+    """Of the last axis of `Observation.slots`; empty if they are unknown."""
 
     @property
     def num_slots(self) -> int:
@@ -71,15 +77,22 @@ class Observation:
 def observation_space(spec: EnvSpec) -> spaces.Dict:
     """Return the space of one host's observation, by the names of `Observation`."""
     slots, blueprints = spec.num_slots, len(spec.blueprint_names)
+    host_D2 = _bounds(spec.feature_ranges, spec.feature_names)
+    slot_S2F = np.tile(_bounds(spec.slot_feature_ranges, spec.slot_feature_names).T, (slots, 1, 1))
     return spaces.Dict(
         {
-            "features": spaces.Box(-np.inf, np.inf, (len(spec.feature_names),), np.float32),
-            "slots": spaces.Box(-np.inf, np.inf, (slots, len(spec.slot_feature_names)), np.float32),
+            "features": spaces.Box(host_D2[:, 0], host_D2[:, 1], dtype=np.float32),
+            "slots": spaces.Box(slot_S2F[:, 0], slot_S2F[:, 1], dtype=np.float32),
             "blueprints": spaces.Box(0, blueprints, (slots,), np.int64),
             "legal_slots": spaces.Box(0, 1, (len(Op), slots), np.int8),
             "legal_values": spaces.Box(0, 1, (sum(spec.head_sizes[Head.BLUEPRINT :]),), np.int8),
         }
     )
+
+
+def _bounds(ranges: Ranges, names: tuple[str, ...]) -> FloatArray:
+    """Return the bounds of each feature `[F, 2]`; infinite if they are unknown."""
+    return np.array(ranges or [(-np.inf, np.inf)] * len(names), np.float32).reshape(-1, 2)
 
 
 def one_each(arrays: Mapping[str, Array], which_N: npt.NDArray[np.bool_]) -> Array:

@@ -3,13 +3,13 @@
 # N hosts, S slots, K blueprints, D numbers of a flat observation
 
 from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from esper.env.actions import Head
-from esper.env.spec import Array, EnvSpec
+from esper.env.spec import Array, EnvSpec, observation_space
 
 PARTS = ("features", "slots", "legal_slots", "legal_values")
 """Parts of an observation that enter as they are; blueprints follow, one-hot."""
@@ -17,10 +17,11 @@ PARTS = ("features", "slots", "legal_slots", "legal_values")
 
 def flat_space(spec: EnvSpec) -> spaces.Box:
     """Return the space of one host's flat observation."""
-    sizes = spec.head_sizes
-    per_slot = len(spec.slot_feature_names) + sizes[Head.OP] + sizes[Head.BLUEPRINT] + 1
-    numbers = len(spec.feature_names) + spec.num_slots * per_slot + sum(sizes[Head.BLUEPRINT :])
-    return spaces.Box(-np.inf, np.inf, (numbers,), np.float32)
+    parts = observation_space(spec)
+    flags = np.ones(spec.num_slots * (len(spec.blueprint_names) + 1), np.float32)  # one-hot blueprints
+    boxes = [cast(spaces.Box, parts[name]) for name in PARTS]
+    low, high = ([np.ravel(getattr(box, end)) for box in boxes] for end in ("low", "high"))
+    return spaces.Box(np.concatenate([*low, 0 * flags]), np.concatenate([*high, flags]), dtype=np.float32)
 
 
 def flatten(arrays: Mapping[str, Array], spec: EnvSpec) -> npt.NDArray[np.float32]:

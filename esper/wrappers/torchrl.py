@@ -4,15 +4,15 @@
 
 from typing import Any, cast
 
-import numpy as np
 import torch
+from gymnasium import spaces
 
 from esper.config import ConfigError
 from esper.wrappers.hosts import HostsEnv
 
 try:
     from tensordict import TensorDict, TensorDictBase
-    from torchrl.data import Binary, Categorical, Composite, MultiCategorical, Unbounded
+    from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded
     from torchrl.envs import EnvBase
 except ImportError as error:
     raise ConfigError("esper.wrappers.torchrl needs TorchRL: pip install torchrl") from error
@@ -41,9 +41,10 @@ class TorchRLEnv(EnvBase):
         """Observations that follow the episodes which have just ended."""
         count = None if envs.actions is None else int(envs.actions.space.n)
         sizes: list[int] = list(envs.population.layout.head_sizes) if count is None else [count]
-        batch, numbers = torch.Size([envs.num_envs]), int(np.prod(envs.single_observation_space.shape or ()))
+        batch, seen = torch.Size([envs.num_envs]), cast(spaces.Box, envs.observation_space)
+        low, high = torch.from_numpy(seen.low), torch.from_numpy(seen.high)
         self.observation_spec = Composite(
-            observation=Unbounded(shape=torch.Size([*batch, numbers])),
+            observation=Bounded(low=low, high=high, shape=low.shape, dtype=torch.float32),
             action_mask=Binary(shape=torch.Size([*batch, sum(sizes)]), dtype=torch.bool),
             shape=batch,
         )
