@@ -39,7 +39,8 @@ def grow(
         module: any module. Hooks are added to the submodules of its slots.
         slots: paths of submodules, such as `["features.3", "layer2"]`; a slot follows each. Its output must be a tensor of
             images `[B, C, H, W]`, vectors `[B, C]` or sequences `[B, T, C]`. A mapping gives the slots names of their own.
-        example: a batch of one sample or more, or a tuple of the module's arguments; it is run once, in evaluation mode.
+        example: a batch of one sample or more, a tuple of the module's arguments, or a dict of its keyword arguments; it is run
+            once, in evaluation mode.
         incubation: training of a newborn seed: none (active at once, as the identity), closed_loop (behind the module, in a
             second pass; call `incubate` for each batch), or straight_through (behind it, with the gradient of its output).
         rules: further rules of the lifecycle. By default seeds may be pruned at any age, and a slot is free two epochs later.
@@ -89,7 +90,10 @@ def _specs(module: nn.Module, places: Mapping[str, str], example: Any) -> list[S
     ]
     try:
         with torch.no_grad(), evaluating(module):
-            module(*(example if isinstance(example, tuple) else (example,)))
+            if isinstance(example, Mapping):
+                module(**example)
+            else:
+                module(*(example if isinstance(example, tuple) else (example,)))
     finally:
         for handle in handles:
             handle.remove()

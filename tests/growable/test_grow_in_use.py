@@ -241,3 +241,29 @@ def test_a_copy_has_no_optimizer() -> None:
         again.prune("early")
     net.prune("early")
     assert len(optimizer.param_groups) == 1
+
+
+class Masked(nn.Module):
+    """Takes its inputs as keywords, as models for language do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 4), nn.Linear(4, 3)
+
+    def forward(self, *, tokens: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.head((self.embed(tokens) * mask[..., None]).mean(1))}
+
+
+def test_a_network_of_keyword_arguments_grows() -> None:
+    inputs = {"tokens": torch.randint(5, (8, 6)), "mask": torch.ones(8, 6)}
+    net = esper.grow(Masked(), slots=["embed"], example=inputs)
+    net.germinate("embed", "norm")
+    optimizer = torch.optim.SGD(net.module.parameters(), lr=0.1)
+    net.attach(optimizer)
+    net.begin_epoch()
+    net(**inputs)["logits"].square().sum().backward()
+    seed = net.seed("embed")
+    assert seed is not None
+    assert any(parameter.grad is not None and parameter.grad.any() for parameter in seed.parameters())
+    with pytest.raises(TypeError, match="unexpected keyword argument 'x'"):
+        esper.grow(Masked(), slots=["embed"], example={"x": inputs["tokens"]})
