@@ -23,9 +23,10 @@ agent = DQN(
     batch_size=256,
     gamma=1.0,
     train_freq=1,
-    gradient_steps=16,
-    target_update_interval=HOSTS * hosts.num_steps,
+    gradient_steps=32,
+    target_update_interval=2000,
     exploration_fraction=0.4,
+    policy_kwargs={"net_arch": [256, 256]},
     verbose=1,
     seed=root,
 )

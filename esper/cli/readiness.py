@@ -125,4 +125,6 @@ def _layout(config: Config, env: GrowthConfig, slots: tuple[str, ...]) -> EnvSpe
         feature_names=host_table.names,
         slot_feature_names=slot_table.names,
         max_seeds=config.slots.max_seeds,
+        feature_ranges=host_table.ranges,
+        slot_feature_ranges=slot_table.ranges,
     )
