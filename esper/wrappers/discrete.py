@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from esper.config import ConfigError
 from esper.env.actions import PARAMETER_HEADS, RELEVANT, VALUES, Head, Op, legal_actions
 from esper.env.base import Environment
 from esper.env.spec import Array
@@ -18,6 +19,9 @@ class ActionList:
     """All actions of an environment that can become legal, by number; 0 is to wait."""
 
     def __init__(self, population: Environment) -> None:
+        if not hasattr(population, "actions"):
+            kind = type(population).__name__
+            raise ConfigError(f"discrete=True needs the method actions() of an environment: derive {kind} from Environment")
         self._layout, self._rows_AH = population.layout, population.actions()
         self.space = spaces.Discrete(len(self._rows_AH))
         self.names = tuple(self._name(row) for row in self._rows_AH)
@@ -33,6 +37,8 @@ class ActionList:
             ValueError: they are not N whole numbers from 0 to A - 1.
         """
         given, hosts, count = np.asarray(numbers), self._layout.num_hosts, len(self._rows_AH)
+        if given.shape != (hosts,) and hosts > 1:
+            raise ValueError(f"actions must have the shape ({hosts},), one number per host, got {given.shape}")
         if given.shape != (hosts,) or given.dtype.kind not in "iu" or ((given < 0) | (given >= count)).any():
             each = "" if hosts == 1 else f" for each of {hosts} hosts"
             raise ValueError(f"an action must be a whole number from 0 to {count - 1}{each}, got {np.squeeze(given).tolist()}")

@@ -123,3 +123,25 @@ def test_gradients_pass_a_relu_exactly_where_its_results_are_positive(dtype):
     scaled, slope = (x - mean[:, None]) / np.sqrt(var + 1e-5)[:, None], (out > 0).astype(float)
     apart = slope - slope.mean(1, keepdims=True) - scaled * (slope * scaled).mean(1, keepdims=True)
     assert np.allclose(grad, apart * (weight / np.sqrt(var + 1e-5))[:, None], atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [4096, 4097, 3 * 4096 + 5])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_moments_are_those_of_the_whole_channel(dtype, length):
+    x = (np.arange(length) / 1000 + np.random.default_rng(0).normal(size=(2, length))).astype(dtype)
+    out, mean, var = np.empty_like(x), np.empty(2), np.empty(2)
+    kernels.normalise_channels(x, np.ones(2, dtype), np.zeros(2, dtype), out, mean, var, 0.0, False)
+    assert np.allclose(mean, x.mean(1, dtype=np.float64), rtol=1e-5)
+    assert np.allclose(var, x.var(1, dtype=np.float64), rtol=1e-5)
+
+
+def test_no_gradient_passes_a_relu_where_its_results_are_zero():
+    x, zero = np.random.default_rng(0).normal(size=(2, 50)).astype(np.float32), np.zeros(2, np.float32)
+    x[1] = 0
+    out, grad, product, passed = np.empty_like(x), np.empty_like(x), np.empty(2, np.float32), np.empty(2, np.float32)
+    mean, var, weight = np.empty(2), np.empty(2), np.array([0, 1], np.float32)
+    kernels.normalise_channels(x, weight, zero, out, mean, var, 1e-5, True)
+    assert not out.any()
+    kernels.normalise_channels_backward(np.ones_like(x), x, weight, zero, mean, var, 1e-5, True, grad, product, passed)
+    assert not passed.any()
+    assert not grad.any()

@@ -64,8 +64,10 @@ def test_a_number_outside_of_the_list_is_one_sentence() -> None:
     for wrong in (last + 1, -1, 0.5, [0, 0]):
         with pytest.raises(ValueError, match=rf"^an action must be a whole number from 0 to {last}, got "):
             env.step(wrong)
-    with pytest.raises(ValueError, match=rf"a whole number from 0 to {last} for each of 2 hosts, got 3$"):
+    with pytest.raises(ValueError, match=r"must have the shape \(2,\), one number per host, got \(1,\)$"):
         envs.step([3])
+    with pytest.raises(ValueError, match=rf"a whole number from 0 to {last} for each of 2 hosts, got \[3, -1\]$"):
+        envs.step([3, -1])
     assert env.step(last)[4]["op"] != Op.WAIT or not env.action_masks()[last]
     assert env.actions.names[0] == "wait"
     assert env.step(0)[4]["op"] == Op.WAIT
