@@ -206,8 +206,8 @@ class Config(Chosen):
             )
         if 0 < slots.prune_after < needed - 1:
             warnings.warn(
-                f"{never} slots.prune_after={slots.prune_after} removes each seed before: raise it to well above {needed}, or "
-                "lower gates.min_training or gates.min_blending",
+                f"{never} slots.prune_after={slots.prune_after} removes every seed before that: raise it to well above "
+                f"{needed}, or lower gates.min_training or gates.min_blending",
                 stacklevel=3,
             )
 

@@ -63,9 +63,9 @@ class EvaluateConfig:
     same with the most probable actions (agent=ppo); replay, the topologies that `policy` kept, grown from the start, host by
     host; and the names of agents that need no training. Empty: all but replay. `wait` is always included."""
     schedules: bool = False
-    """If true, also search the best schedule of one seed, planted in the first epoch, an oracle that picks the best such schedule
-    for each kind of host, and the best static net, whose one seed is active from initialisation, without incubation. All are
-    chosen on other hosts, by their return. Takes as long as 2 * (1 + slots * blueprints) more controllers."""
+    """If true, also search for the best schedule of one seed, planted in the first epoch, for an oracle that picks the best such
+    schedule for each kind of host, and the best static net, whose one seed is active from initialisation, without incubation. All
+    are chosen on other hosts, by their return. Takes as long as 2 * (1 + slots * blueprints) more controllers."""
     online: bool | None = None
     """If true, also measure test accuracy after every host epoch, and report its mean over the episode, the online accuracy.
     Takes longer. null: true where the reward pays the accuracy of every epoch, as reward=online does; there, it stands in

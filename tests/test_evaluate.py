@@ -94,7 +94,7 @@ def test_the_oracle_knows_kinds_without_their_events_and_counts_the_unseen(folde
     assert evaluation.grow_schedules(choice)[1].values["return"].tolist() == [1.0, 1.0], "this kind has a schedule of its own"
     report = {"unseen_kinds": 1, "hosts": {"policy": {"return": [3.0, 2.0]}, ORACLE: {"return": [2.0, 1.0]}}}
     assert oracle_sentence(report).endswith(
-        "2 hosts; 1 of them is of kinds that it was not chosen on, and gets the best overall schedule"
+        "2 hosts; 1 of these hosts is of kinds that the oracle was not chosen on, and gets the best overall schedule"
     )
 
 

@@ -22,7 +22,7 @@ BAD: list[tuple[str, str]] = [
         "host.frozen=true task.pretrain=1 gates.min_improvement=0.5",
         "gates.min_improvement=0.5 can never be met: with host.frozen",
     ),
-    ("slots=in_service gates=strict steps=40", "gates.min_gradient_ratio=0.1 can never be met: with gates.min_training=10 a"),
+    ("slots=in_service gates=strict steps=40", "gates.min_gradient_ratio=0.1 can never be met: gates.min_training=10 delays"),
     (
         "task=digits_drift gates=strict gates.min_gradient_ratio=null",
         "at least 10, lower gates.min_training, or set gates.max",
@@ -123,7 +123,7 @@ BAD: list[tuple[str, str]] = [
         "steps=40 task.events.kinds=[invert] task.events.count=[2] task.events.last=30",
         "task.events.lasts=0 is forever, and a second event of the same kind would change nothing",
     ),
-    ("task=digits_drift task.events.lasts=[0]", "task.events.passing needs task.events.lasts of at least 1"),
+    ("task=digits_drift task.events.lasts=[0]", "task.events.passing needs every task.events.lasts to be at least 1"),
     ("task=digits_drift steps=10", "task.events.last=14 must be below steps=10"),
     ("task.data_share=[0.5] task.events.kinds=[leave]", "task.data_share cannot limit arriving and leaving classes"),
     ("task=mnist5k task.crop_padding=-1", "task.crop_padding"),
@@ -331,7 +331,7 @@ def test_gates_that_outlast_the_episode_warn() -> None:
         check(["task=digits_drift", "slots.incubation=closed_loop", "gates.min_improvement=0.5"])
     with pytest.warns(UserWarning, match="takes 10 host epochs"):
         check(["agent.heads.tempo=slow", "steps=9"])
-    with pytest.warns(UserWarning, match=r"takes 10 host epochs, and slots\.prune_after=8 removes each seed before"):
+    with pytest.warns(UserWarning, match=r"takes 10 host epochs, and slots\.prune_after=8 removes every seed before"):
         check(["slots.prune_after=8", "agent.heads.tempo=slow"])
 
 

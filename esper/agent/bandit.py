@@ -309,7 +309,10 @@ class Bandit(Learner):
         check_choices(state["choices"], self.names)
         if (context := state["context"]) != self._columns:
             strange = ", ".join(name for name in context if name not in self._columns) or "fewer features, or in another order"
-            raise ValueError(f"this policy learned from {strange}, and not from what is observed here: use it on its own task")
+            raise ValueError(
+                f"this policy was trained on {strange}, which differs from the observations here: "
+                "use it on the task it was trained on"
+            )
         self._memory = memory
         if len(memory.choice):
             self._fit()

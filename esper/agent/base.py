@@ -75,7 +75,7 @@ class Learner(Controller, Protocol):
 
     def follow(self, teacher: Controller) -> None:
         """Imitate a teacher at first, the one of `AgentConfig.imitates`."""
-        raise TypeError(f"{type(self).__name__} imitates nobody")
+        raise TypeError(f"{type(self).__name__} cannot imitate a teacher: define follow(teacher), or leave the teacher out")
 
     def begin(self, update: int) -> None:
         """Prepare for the episode from which update number `update` (from 0) learns."""
@@ -296,7 +296,9 @@ def slot_of_these_hosts(setting: str, slot: int, learned: Sequence[str], here: S
     """
     if learned[slot] not in here:
         known = ", ".join(here)
-        raise ValueError(f"slot {learned[slot]} {setting} is not one of these hosts, which have {known}: use hosts with it")
+        raise ValueError(
+            f"slot {learned[slot]} {setting} does not exist on these hosts, which have {known}: use hosts that have this slot"
+        )
     return here.index(learned[slot])
 
 

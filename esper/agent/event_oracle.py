@@ -34,7 +34,7 @@ class EventOracleConfig(BanditConfig):
     that epoch, as early as other controllers can notice the event."""
     ahead: bool = True
     """If true, the bandit observes the rest of the timetable: how long current events last, and which follow. If false, only
-    the events in force in the coming epoch: with delay=1, no more than others could find out from the data by then."""
+    the events in force in the coming epoch: with delay=1, that is no more than other controllers could infer from the data."""
 
     def __post_init__(self) -> None:
         BanditConfig.__post_init__(self)

@@ -41,7 +41,7 @@ class ScheduleBanditConfig(AgentConfig):
     from."""
     twins: int = 4
     """Hosts that share instance, initial weights and data order, and play different schedules, at least 1; hosts must be a
-    multiple of it. The regression compares twins only, so that differences between instances are no noise; 1 compares all hosts.
+    multiple of it. The regression compares twins only, so that differences between instances add no noise; 1 compares all hosts.
     Higher: less noise, fewer instances."""
     memory: int = 8192
     """Number of most recent hosts that the regression uses, at least 2. Higher: better predictions, larger checkpoints."""

@@ -40,7 +40,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
     flags = {"--run": args.run, "--cfg": args.cfg, "--multirun": args.multirun, "--info": args.info}
     chosen = [flag for flag, given in {**flags, "--shell-completion": args.shell_completion}.items() if given]
     if len(chosen) > 1:
-        raise ConfigError(f"{' and '.join(chosen)} exclude each other: leave all but one out")
+        raise ConfigError(f"{' and '.join(chosen)} are mutually exclusive: keep only one")
     if (args.resolve or args.package is not None) and not args.cfg:
         raise ConfigError(f"{'--resolve' if args.resolve else '--package'} changes what --cfg prints: add --cfg job")
     if args.shell_completion and sum(word.startswith(("install=", "uninstall=", "query=")) for word in args.overrides) != 1:

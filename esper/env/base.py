@@ -178,10 +178,10 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         if isinstance(seed, list):
             raise ValueError("reset takes one seed, the root of all hosts' random streams: pass an int instead of a list")
         if unknown := [*({*(options or {})} - {"episode"})]:
-            raise ValueError(f"options of reset has {unknown[0]!r}, which has no effect: the only option is episode")
+            raise ValueError(f"reset(options=...) has the unknown key {unknown[0]!r}: the only key is 'episode'")
         wanted = (options or {}).get("episode")
         if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or wanted < 0):
-            raise ValueError(f"options of reset has episode={wanted!r}: it must be a whole number of at least 0")
+            raise ValueError(f"reset(options=...) has episode={wanted!r}, which must be an integer of at least 0")
         if seed is not None:
             self.root, self.episode = int(seed), -1
         self.episode = self.episode + 1 if wanted is None else int(wanted)

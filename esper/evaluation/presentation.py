@@ -92,7 +92,7 @@ def oracle_sentence(report: Mapping[str, Any]) -> str:
     said = f"against {what}: {_paired(difference, len(own))}"
     unseen = report.get("unseen_kinds")
     return (
-        f"{said}; {unseen} of them {'is' if unseen == 1 else 'are'} of kinds that it was not chosen on, and "
+        f"{said}; {unseen} of these hosts {'is' if unseen == 1 else 'are'} of kinds that the oracle was not chosen on, and "
         f"{'gets' if unseen == 1 else 'get'} the best overall schedule"
         if unseen
         else said
@@ -154,7 +154,7 @@ def _captions(rows: Rows, wide: bool) -> list[str]:
     lines = ["Means over hosts" + ("; ± half of the 95 % interval of the paired difference." if wide else ".")]
     lines[0] += " params: parameters of the seeds kept."
     if "policy_greedy" in flops:
-        lines.append("policy draws its actions, as in training; policy_greedy takes the most probable ones.")
+        lines.append("policy samples its actions, as in training; policy_greedy takes the most probable ones.")
     if math.isfinite(flops.get("wait", math.nan)) and "policy" in flops:
         lines.append(f"FLOPs per sample: {si(flops['wait'])} without seeds, {si(flops['policy'])} with those of policy.")
     return lines

@@ -81,8 +81,8 @@ def _specs(module: nn.Module, places: Mapping[str, str], example: Any) -> list[S
         if isinstance(known[path], CHANNELS_FIRST):
             kind = type(known[path]).__name__
             raise ValueError(
-                f"slots: {path} is a {kind}, whose output has the channels in the second of three axes, and seeds grow on "
-                "sequences [B, T, C]: put the slot after a submodule with the channels in the last"
+                f"slots: {path} is a {kind}, whose output is channels-first [B, C, L], but seeds grow on sequences [B, T, C]: "
+                "put the slot after a submodule whose last axis is the channels"
             )
     handles = [
         known[path].register_forward_hook(lambda _, __, output, name=name: outputs[name].append(output))
@@ -111,17 +111,17 @@ def _check_sequences(module: nn.Module, path: str) -> None:
     layers = list(module.get_submodule(path).modules())
     if isinstance(layers[0], NOT_SEQUENCES):
         raise ValueError(
-            f"slots: {path} is a {type(layers[0]).__name__}, which takes the second of three axes for the channels, and seeds "
-            "grow on sequences [B, T, C]: put the slot after a submodule with the channels in the last"
+            f"slots: {path} is a {type(layers[0]).__name__}, whose output is channels-first [B, C, L], but seeds grow on "
+            "sequences [B, T, C]: put the slot after a submodule whose last axis is the channels"
         )
     if any(isinstance(layer, nn.MultiheadAttention) and not layer.batch_first for layer in layers):
         raise ValueError(
-            f"slots: {path} has the batch in the second of three axes, and seeds grow on sequences [B, T, C]: build it with "
+            f"slots: {path} is not batch-first (its output is [T, B, C]), but seeds grow on sequences [B, T, C]: build it with "
             "batch_first=True"
         )
     if any(isinstance(layer, CHANNELS_FIRST) for layer in module.modules()):
         warnings.warn(
-            f"slot after {path}: its output is taken for sequences [B, T, C], and other layers of this module have the channels "
-            "in the second of three axes: make sure that this one does not",
+            f"slot after {path}: its output is taken for sequences [B, T, C], but other layers of this module are channels-first "
+            "[B, C, L]: make sure that this one is not",
             stacklevel=4,
         )

@@ -200,8 +200,8 @@ class GrowableModule(nn.Module):
         refusal.check_whole(self._whole, "begin_epoch")
         if not self._loop_ran:
             raise RuntimeError(
-                "seeds that train behind the module learn in a second pass: call net.incubate(loss) after loss().backward(), or "
-                "choose incubation=none"
+                "net.incubate(loss) was not called, so the seeds behind the module have not learned: call it after "
+                "loss().backward(), or choose incubation=none"
             )
         learnt_S = operations.roles(self._state, self.rules).learns[0] & (self._state.stage_age[0] >= 1)  # for an epoch
         for name, slot, learned in zip(self._names, self._slots, learnt_S, strict=True):

@@ -23,8 +23,8 @@ NEEDS = {
 }
 """What each operation needs."""
 ADVANCES = {
-    Stage.TRAINING: "a seed leaves training after gates.min_training epochs, and with gates.min_improvement since the last "
-    "contributions() before it began to train",
+    Stage.TRAINING: "a seed leaves training after gates.min_training epochs, once the score has risen by gates.min_improvement "
+    "since the last contributions() call before its training began",
     Stage.BLENDING: "a seed leaves blending at alpha 1, after gates.min_blending epochs",
     Stage.HOLDING: "a holding seed is fossilized next, once contributions() has measured gates.min_contribution at alpha 1",
 }
@@ -80,12 +80,16 @@ def before_planting(module: nn.Module, slot: str, path: str) -> None:
     """Raise ValueError if a submodule was replaced since it got its slot, and warn that the processes of a distributed training
     do not share a seed."""
     if not has_slot(module.get_submodule(path)):
-        raise ValueError(f"slot {slot} is gone, since submodule {path} was replaced: convert the module before esper.grow")
+        raise ValueError(
+            f"slot {slot} no longer exists, because submodule {path} was replaced after esper.grow: "
+            "convert the module before that call"
+        )
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         warnings.warn(
-            "this seed is not shared by the processes of a distributed training: each draws its own weights, and "
-            "DistributedDataParallel, which knows the parameters it was built with, does not average its gradients",
+            "this seed is not synchronised across processes: each draws its own weights, and DistributedDataParallel averages "
+            "only the gradients of the parameters it was built with: plant with equal random seeds, and average the gradients of "
+            "net.slots yourself",
             stacklevel=3,
         )
 
@@ -98,7 +102,10 @@ def check_checkpoint(state: Mapping[str, Any], slots: Sequence[str], incubation:
             "with the slots of the checkpoint"
         )
     if (saved := state.get("incubation", incubation)) != incubation:  # earlier versions did not save it
-        raise ValueError(f"the checkpoint has incubation={saved}, but this module {incubation}: call esper.grow with the former")
+        raise ValueError(
+            f"the checkpoint has incubation={saved}, but this module has incubation={incubation}: "
+            f"call esper.grow(..., incubation={saved!r})"
+        )
 
 
 def check_weight(alpha: float, *, above: float | None = None) -> None:

@@ -70,6 +70,6 @@ def check_scores(score: float | Tensor, found: Mapping[str, Contribution], z: fl
         ValueError: a value is not finite, or the gate needs standard errors and there are none.
     """
     if not np.isfinite([mean_score(score), *(one.value for one in found.values())]).all():
-        raise ValueError("score() returned a value that is not finite: nothing was recorded")
+        raise ValueError("score() returned NaN or infinity, so nothing was recorded: return finite values only")
     if z and any(one.error is None for one in found.values()):
         raise ValueError("gates.contribution_z needs standard errors: let score() return one value per sample")

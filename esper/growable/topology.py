@@ -86,7 +86,9 @@ def described(blueprint: BlueprintConfig) -> dict[str, Any]:
     name = next((name for name, kind in BLUEPRINTS.items() if kind is type(blueprint)), None)
     if name is None:
         kind = type(blueprint).__name__
-        raise ValueError(f"{kind} has no name in checkpoints: call esper.register('blueprint', 'a_name', {kind})")
+        raise ValueError(
+            f"{kind} is not registered, so checkpoints cannot name it: call esper.register('blueprint', 'a_name', {kind})"
+        )
     return {
         "name": name,
         "settings": {key: str(one) if isinstance(one, StrEnum) else one for key, one in asdict(blueprint).items()},

@@ -57,6 +57,8 @@ class CustomConfig(HostConfig):
                 remedy = f"name the module instead of the file, as in {Path(module).stem}:{name}"
             raise ValueError(f"host.path={self.path}: {error}: {remedy}") from error
         if not (isinstance(found, type) and issubclass(found, nn.Module)):
-            raise ValueError(f"host.path={self.path} is not a class derived from torch.nn.Module")
+            raise ValueError(
+                f"host.path={self.path} is not a subclass of torch.nn.Module: name one, as in my_package.my_module:MyHost"
+            )
         IMPORTED[self.path.partition(":")[0]] = None
         return found

@@ -209,7 +209,7 @@ class Comparison:
             return []
         blocks, looks = self.design.blocks, self.design.plan.looks
         if blocks > looks[-1]:
-            return [f"blocks from {looks[-1]} on are beyond the last planned look: they enter no verdict"]
+            return [f"blocks {looks[-1]} and up come after the last planned look and do not count towards a verdict"]
         later = next((look for look in looks if look > blocks), None)
         if later is None or all(result.decided for result in self.results[self.config.outcome]):
             return []
@@ -226,7 +226,7 @@ class Comparison:
             if lacking or ((rows["controller"] != "policy").all() and rows["value"].isna().all()):
                 blocks = f"block{'s' * (len(lacking) != 1)} {', '.join(map(str, lacking))}" if lacking else "any block"
                 lines.append(
-                    f"{arm} has no {self.config.outcome} in {blocks}: remove it, choose another outcome, or set final=true"
+                    f"{arm} has no {self.config.outcome} in {blocks}: remove this arm, choose another outcome, or set final=true"
                 )
         return lines
 

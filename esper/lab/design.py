@@ -196,8 +196,9 @@ class Design:
                 )
             if [*self.arms] != [*old.arms]:
                 raise ConfigError(
-                    f"{folder} holds an experiment with its arms in the order {', '.join(old.arms)}, and baselines grow hosts "
-                    f"of the first: keep it, or choose another hydra.sweep.dir; resume it with: {command_of(old, folder)}"
+                    f"{folder} holds an experiment whose arms have the order {', '.join(old.arms)}: keep this order, since "
+                    f"baselines grow the hosts of the first arm, or choose another hydra.sweep.dir; resume it with: "
+                    f"{command_of(old, folder)}"
                 )
             if self.blocks < old.blocks:
                 raise ConfigError(f"{folder} has {old.blocks} blocks, more than blocks={self.blocks}: set blocks={old.blocks}")

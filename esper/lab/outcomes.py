@@ -127,8 +127,8 @@ class CompareConfig:
     policies kept, grown from the start; schedule, the best schedule of one seed, planted in the first epoch; oracle, the best of
     these for each kind of host; static_net, the best network with one seed that is active from initialisation, without
     incubation; agents that need no training; and searches that train every host several times, as in search_random_4 for the best
-    of 4 random schedules, see search_per_host of esper.evaluate. schedule, oracle and static_net are chosen on other hosts; these
-    and searches by return if it is the outcome, else by validation accuracy."""
+    of 4 random schedules, see search_per_host of esper.evaluate. schedule, oracle and static_net are chosen on other hosts.
+    They and the searches are chosen by return if that is the outcome, else by validation accuracy."""
     against: str | None = None
     """Arm that all others are compared with; null compares every pair. Fewer pairs detect smaller differences."""
     strata: list[str] = field(default_factory=lambda: list[str]())

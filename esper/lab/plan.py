@@ -153,7 +153,10 @@ def _check_scoring(found: Design) -> None:
         except ValueError as error:
             raise ConfigError(f"{shown} does not fit arm {cell.arm}: {error}") from error
         if [*scored.blueprint] != [*trained.blueprint]:
-            raise ConfigError(f"{shown} changes the blueprints, and policies know only those of their training: leave them out")
+            raise ConfigError(
+                f"{shown} changes the blueprints, but policies can plant only those they were trained with: "
+                "leave blueprint out of score_overrides"
+            )
         paid.append(flat(to_plain(scored)))
     if outcome == "return" and paid_by(paid):  # as in a comparison
         raise ConfigError(
@@ -215,5 +218,5 @@ def announce(found: Design, folder: Path) -> list[str]:
         more = command_of(found, folder, blocks=plan.looks[0])
         lines.append(f"blocks={found.blocks} is too few for a verdict, which takes {plan.looks[0]}; to get one, run: {more}")
     if found.blocks > plan.looks[-1]:
-        lines.append(f"blocks from {plan.looks[-1]} on are beyond the last planned look: they enter no verdict")
+        lines.append(f"blocks {plan.looks[-1]} and up come after the last planned look and do not count towards a verdict")
     return lines + [f"warning: {line}" for line in repeated(found, folder)]

@@ -146,9 +146,9 @@ def check_gates(slots: SlotsConfig, gates: GatesConfig, *, frozen: bool, steady:
     bound = next((f"gates.{key}={bound}" for key, bound in bounds.items() if bound is not None), None)
     if bound is not None and 0 < slots.learning_epochs < least:
         raise ValueError(
-            f"{bound} can never be met: with gates.min_training={gates.min_training} a seed is compared with it only after its "
-            f"slots.learning_epochs={slots.learning_epochs}, when it has no gradient: raise slots.learning_epochs to at least "
-            f"{least}, lower gates.min_training, or set {bound.partition('=')[0]}=null"
+            f"{bound} can never be met: gates.min_training={gates.min_training} delays the check until a seed has stopped "
+            f"learning (slots.learning_epochs={slots.learning_epochs}) and has no gradient: raise slots.learning_epochs to at "
+            f"least {least}, lower gates.min_training, or set {bound.partition('=')[0]}=null"
         )
     behind = frozen and steady and slots.incubation != Incubation.none
     if behind and gates.min_improvement is not None and gates.min_improvement > 0:

@@ -44,8 +44,9 @@ class SlotsConfig:
     min_prune_age: int = 5
     """Minimum age of a seed to be pruned, at least 0 [host epochs]. Higher: less churn."""
     embargo: int = 2
-    """Embargo on an emptied slot, at least 0 [host epochs]: a slot emptied in step t may be planted again in step
-    t + embargo + 2, after a rollback one step later, or at once if the snapshot precedes its seed. Higher: less churn."""
+    """Time for which an emptied slot stays closed, at least 0 [host epochs]: a slot emptied in step t can be planted again in
+    step t + embargo + 2. After a rollback it opens one step later, or at once if the snapshot precedes its seed. Higher: less
+    churn."""
     prune_after: int = 0
     """Age at which a seed that is not fossilized is removed, at least 0 [host epochs]; 0: never. Lower: frees slots sooner."""
     prune_below: float | None = None

@@ -104,8 +104,8 @@ def _most_probable(grown: Grown, score: str) -> list[str]:
     lead = "These are sampled actions, as in training. "
     own_N, never_N = (results(table, "return") for table in (grown.greedy, grown.never))
     if results(grown.greedy, "parameters_kept").max() == 0 and np.array_equal(own_N, never_N):
-        return [f"{lead}With the most probable ones it keeps no seed, so that it equals never growing."]
-    return [f"{lead}The most probable ones, compared with these, give {' and '.join(parts)}."]
+        return [f"{lead}With its most probable actions, the policy keeps no seed, which is the same as never growing."]
+    return [f"{lead}The most probable actions give {' and '.join(parts)}."]
 
 
 def _price(grown: Grown, host: Mapping[str, float]) -> list[str]:

@@ -60,7 +60,8 @@ def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], N
     if newest_of(folder) is None:
         if (folder / "multirun.yaml").exists():
             runs = ", ".join(str(path.parent) for path in sorted(folder.glob(f"**/{CHECKPOINTS}"))[:3])
-            raise ConfigError(f"{folder} holds several runs: name one, as {runs or 'soon as there is one'}, or use esper.compare")
+            named = f", such as {runs}," if runs else " once it has a checkpoint,"
+            raise ConfigError(f"{folder} holds several runs: name one{named} or use esper.compare")
         raise ConfigError(f"{folder} holds no run: name the folder that esper.train printed")
     hosts = shown_hosts(saved_config(folder)) if hosts is None else hosts
     with writing_reports(folder):

@@ -147,8 +147,8 @@ class ShapedConfig(DenseConfig):
     attribution: float = 0.002
     """Points per host epoch and percentage point of contribution, at least 0. Higher: earlier growth."""
     auto_prune_cost: float = 0.0
-    """Points deducted per seed removed by a rule of `slots` (`prune_after`, `prune_below`), at least 0. Higher: prunings before
-    the rule applies."""
+    """Points deducted per seed removed by a rule of `slots` (`prune_after`, `prune_below`), at least 0. Higher: the controller
+    prunes before the rule does."""
     shock: float = 0.0
     """Points deducted for moving alpha from 0 to 1 in one step, for a seed of host size, at least 0. Higher: longer ramps."""
     hindsight: float = 0.0

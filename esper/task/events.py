@@ -146,8 +146,7 @@ class EventsConfig:
     """Kinds out of `kinds` that pass after `lasts`; any other stays, and no event follows it. Empty: all pass if `lasts` is above
     0."""
     recurs: int = 0
-    """Number of events after which the kinds of a host repeat in the same order, at least 0: 1 repeats one kind, 2 alternates
-    two; 0: after all kinds."""
+    """Number of kinds that a host cycles through, at least 0: 1 repeats one kind, 2 alternates between two; 0: all kinds."""
     group: int = 2
     """Classes that arrive or leave in one event, at least 1. A class does so at most once, and at least two always remain."""
     replay: float = 1.0
@@ -170,7 +169,10 @@ class EventsConfig:
             remedy = f"list it in task.events.kinds too, or set task.events.passing=[{rest}]"
             raise ValueError(f"task.events.passing=[{listed}] never happens: {remedy}")
         if self.passing and min(self.lasts) < 1:
-            raise ValueError("task.events.passing needs task.events.lasts of at least 1, after which these kinds pass")
+            raise ValueError(
+                "task.events.passing needs every task.events.lasts to be at least 1, the number of host epochs after which these "
+                "kinds end"
+            )
         if self.last < self.first:
             raise ValueError(f"task.events.last={self.last} is before task.events.first={self.first}: raise it")
         most = max(self.count)
@@ -178,7 +180,7 @@ class EventsConfig:
         if needed > self.last - self.first:
             raise ValueError(
                 f"task.events.count={most} needs {needed} host epochs from task.events.first to task.events.last, and there are "
-                f"{self.last - self.first}: raise last, or lower count, gap, ramp or lasts"
+                f"{self.last - self.first}: raise task.events.last, or lower task.events.count, gap, ramp or lasts"
             )
         if 0 in self.lasts and self._repeats():
             text = (

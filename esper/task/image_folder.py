@@ -110,7 +110,10 @@ class ImageFolderConfig(AugmentedConfig):
                 raise TaskError(f"{folder / empty[0]} has no image ({', '.join(ENDINGS)}): remove it, or add images")
             sets[name] = [(path, kind) for kind, one in enumerate(classes) for path in files[one]]
         if len(sets["train"]) < 10 or not all(sets.values()):
-            raise TaskError(f"task.folder={self.folder} has too few images: a set has at least one, and training at least ten")
+            raise TaskError(
+                f"task.folder={self.folder} has too few images: add some, to have at least ten for training and "
+                "one in every other set"
+            )
         return classes, sets
 
     def _folders(self) -> dict[str, Path]:

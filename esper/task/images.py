@@ -65,8 +65,9 @@ class ImagesConfig(TaskConfig):
         fewest = min(count or task.data.num_classes for count in self.classes)
         if moving and (most := max(self.events.count) * self.events.group) > fewest - 2:
             raise TaskError(
-                f"task.events.count={max(self.events.count)} events of task.events.group={self.events.group} classes move up to "
-                f"{most} of {fewest} classes, and two must always be there: lower count or group"
+                f"task.events.count={max(self.events.count)} events of task.events.group={self.events.group} classes add or "
+                f"remove up to {most} of {fewest} classes, but two must always remain: lower task.events.count "
+                "or task.events.group"
             )
         return task
 

@@ -55,11 +55,11 @@ class TableClassesConfig(ImagesConfig):
         if few:
             raise TaskError(
                 f"{where} has fewer than {len(SETS)} rows of class {few[0]!r}, too few for {', '.join(SETS)}: "
-                "add rows of it, or remove them"
+                "add rows of this class, or remove the class"
             )
         parts = split_rows(len(number_n), stream(self.split_seed, "table_split"), f"task.file={self.file}")
         if missing := [name for rank, name in enumerate(names) if rank not in number_n[parts["train"]]]:
-            raise TaskError(f"{where} has no row of class {missing[0]!r} among those to train on: add rows of it, or remove them")
+            raise TaskError(f"{where} has no training row of class {missing[0]!r}: add rows of this class, or remove the class")
         if marks := [name for name in names if name.lower() in MISSING]:
             warnings.warn(
                 f"{where} has the class {marks[0]!r}: if it marks missing values, remove these rows", UserNotice, stacklevel=2

@@ -23,43 +23,46 @@ class AnomaliesConfig:
     min_germinations: int = 32
     """Minimum number of seeds planted in a rollout to check blueprints, at least 1. Higher: fewer false alarms."""
     entropy_share: float = 0.02
-    """Entropy of a head, as a share of the largest possible, below which it has collapsed, in [0, 1]. Lower: later; 0: never."""
+    """Entropy of a head, as a share of the largest possible, below which it has collapsed, in [0, 1]. Lower: later alarms; 0: no
+    alarm."""
     ratio: float = 20.0
-    """Factor by which one update may change a probability, above 1. Higher: later; inf: never."""
+    """Factor by which one update may change a probability, above 1. Higher: later alarms; inf: no alarm."""
     kl: float = 3.0
-    """KL after an update, as a multiple of agent.target_kl, above which it is a spike, above 0. Higher: later; inf: never."""
+    """KL after an update, as a multiple of agent.target_kl, above which it is a spike, above 0. Higher: later alarms; inf: no
+    alarm."""
     skipped: float = 0.9
-    """Share of skipped minibatches above which an update hardly learned, in [0, 1]. Higher: later; 1: never."""
+    """Share of skipped minibatches above which an update hardly learned, in [0, 1]. Higher: later alarms; 1: no alarm."""
     nonfinite: float = 0.0
-    """Number of minibatches that an update may drop for non-finite losses or gradients, at least 0. Higher: later; inf: never."""
+    """Number of minibatches that an update may drop for non-finite losses or gradients, at least 0. Higher: later alarms; inf: no
+    alarm."""
     explained_variance: float = -0.1
     """Explained variance of the returns below which a critic is useless, at most 1. A constant or untrained critic explains 0.
-    Lower: later; -inf: never."""
+    Lower: later alarms; -inf: no alarm."""
     gradient_above: float = 100.0
     """Gradient norm of a part above which it explodes, above 0. About 1 is usual, as advantages and returns are normalised.
-    Higher: later; inf: never."""
+    Higher: later alarms; inf: no alarm."""
     gradient_below: float = 1e-5
-    """Gradient norm of a part below which it vanishes, at least 0 and below gradient_above. Lower: later; 0: never."""
+    """Gradient norm of a part below which it vanishes, at least 0 and below gradient_above. Lower: later alarms; 0: no alarm."""
     gradient_drift: float = 5.0
     """Factor by which a gradient norm, of a part or of hosts, may differ from its running mean, above 1. In 24 healthy runs one
-    update in a hundred reached 3. Higher: later; inf: never."""
+    update in a hundred reached 3. Higher: later alarms; inf: no alarm."""
     dead: float = 0.5
-    """Share of dead units above which the core is dead, in [0, 1]. Higher: later; 1: never."""
+    """Share of dead units above which the core is dead, in [0, 1]. Higher: later alarms; 1: no alarm."""
     saturated: float = 0.5
-    """Share of saturated outputs or gates above which the core is saturated, in [0, 1]. Higher: later; 1: never."""
+    """Share of saturated outputs or gates above which the core is saturated, in [0, 1]. Higher: later alarms; 1: no alarm."""
     monoculture: float = 0.98
-    """Share of planted seeds of one blueprint above which it is a monoculture, in [0, 1]. Higher: later; 1: never."""
+    """Share of planted seeds of one blueprint above which it is a monoculture, in [0, 1]. Higher: later alarms; 1: no alarm."""
     min_seed_epochs: int = 64
     """Minimum number of contributions measured in an episode to check them, at least 1. Higher: fewer false alarms."""
     attribution_ratio: float = 0.25
     """Share of seeds that contribute many times what the host gained, above which hosts merely depend on them, in [0, 1]. Higher:
-    later; 1: never."""
+    later alarms; 1: no alarm."""
     ransomware: float = 0.25
     """Share of indispensable seeds whose host is worse than before planting, above which they are ransomware, in [0, 1]. Higher:
-    later; 1: never."""
+    later alarms; 1: no alarm."""
     goodhart: float = 0.0
     """Rank correlation over hosts between return and committed accuracy below which rewards miss the goal, in [-1, 1]. Lower:
-    later; -1: never."""
+    later alarms; -1: no alarm."""
 
     def __post_init__(self) -> None:
         shares = ["entropy_share", "skipped", "dead", "saturated", "monoculture", "attribution_ratio", "ransomware"]
@@ -158,7 +161,7 @@ REMEDIES = {
     "gradient_drift": "look for a change in returns or governor/rollbacks; if there is none, lower the learning rate",
     "dead_core": "lower agent.learning_rate, or lower agent.hidden if the task needs no more",
     "saturated_core": "check observations for large values, and lower agent.learning_rate",
-    "monoculture": "if no fixed schedule shows that this blueprint is the best one, raise agent.entropy_coef",
+    "monoculture": "raise agent.entropy_coef, unless a fixed schedule shows that this blueprint is the best one",
     "attribution_ratio": "lower reward.attribution, or choose reward=escrow or reward=basic, which reward gains",
     "ransomware": "set reward.attribution to 0, and check slots.incubation and the seeds' learning rate",
     "goodhart": "see which reward/ term is largest, and lower its weight",

@@ -36,9 +36,9 @@ class TelemetryConfig:
     """If true, write a trace of the first update, of every telemetry.detail_every-th written update, and of the last: state,
     decision, measurements and reward of each host after each host epoch, in `trace/`. `run.html` draws them."""
     page_hosts: int = 24
-    """Number of held-out hosts in `run.html`, written at the end of the run, at least 2, and one for each device of
-    each worker; if it exceeds `hosts`, `hosts` is used; 0 writes no page. Higher: narrower intervals, but a longer end of the
-    run: up to three episodes of these hosts."""
+    """Held-out hosts in `run.html`, which is written at the end of the run: at least 2, and at least one per device of each
+    worker; values above `hosts` are lowered to it; 0: no page. Higher: narrower intervals, but the page takes longer, up to three
+    episodes of these hosts."""
     profile: bool = False
     """If true, profile the second update (the first if there is only one): its last two host epochs, learning and saving.
     `profile/` then holds a trace, which Perfetto and TensorBoard's profile plugin show, and a table of the ten most expensive

@@ -29,7 +29,7 @@ HEALTHY: dict[str, str] = {
     "host/flops_committed": _SMALL,
     "host/latency_committed": _SMALL,
     "host/training_flops": _COST,
-    "host/measuring_flops": "A fraction of `host/training_flops`; many times as much: measure fewer counterfactuals.",
+    "host/measuring_flops": "A fraction of `host/training_flops`; if many times as high, measure fewer counterfactuals.",
     "host/gradient_norm": _TASK,
     "host/gradient_norm_max": "Below ten times `host/gradient_norm`; far above it, one host diverges.",
     "host/gradient_drift": "1 to 2. Above 5 for three updates: an anomaly.",
@@ -50,7 +50,8 @@ HEALTHY: dict[str, str] = {
     "policy/explained_variance": "Rises from 0 to between 0.4 and 0.95. Below 0 after a tenth of a run: the critic does not fit.",
     "policy/value_loss": "Falls at first, then follows the returns: compare `policy/explained_variance` instead.",
     "policy/divergence": "Rises as the policy leaves its reference. Flat near 0 for long: the bonus is too strong.",
-    "policy/imitation_loss": "Falls to 0.1 to 0.5, since a twentieth of each target is spread evenly. Above: it cannot follow.",
+    "policy/imitation_loss": "Falls to 0.1 to 0.5, since a twentieth of each target is spread evenly. Above: it cannot imitate "
+    "the teacher.",
     "policy/policy_loss": "No range: it measures the step, not the policy.",
     "policy/kl": "0.005 to 0.04: around agent.target_kl (0.03) or below. Several times as much: lower agent.learning_rate.",
     "policy/clip_fraction": "0.1 to 0.6. Far above: steps are too large. 0 throughout: hardly anything is learned.",

@@ -120,7 +120,12 @@ METRICS: tuple[Metric, ...] = (
         "Slope of the regression of returns on predicted values: 1 is calibrated; below 1, predictions spread too far.",
     ),
     Metric("policy/value_intercept", "reward", "Intercept of the regression of returns on predicted values: 0 is calibrated."),
-    Metric("policy/value_error_<quarter>", "reward", "Return minus prediction, mean over a quarter by prediction.", detail=True),
+    Metric(
+        "policy/value_error_<quarter>",
+        "reward",
+        "Mean of return minus predicted value, over one quarter of the decisions, ordered by prediction.",
+        detail=True,
+    ),
     Metric("policy/ratio_max", "1", "Largest change of an action's probability by the update, up or down, as a factor >= 1."),
     Metric(
         "policy/ratio_q95",
@@ -164,7 +169,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "search/best_return",
         "reward",
-        "Mean return of the best schedule or rule so far, on the hosts of the search; expected by agent=schedule_bandit.",
+        "Mean return of the best schedule or rule so far, on the hosts of the search; its expectation for agent=schedule_bandit.",
     ),
     Metric("search/improved", "1", "1 where the schedule or rule of this update is the best so far, else 0."),
     Metric("search/seeds", "count", "Seeds that the schedule of this update germinates."),

@@ -148,7 +148,7 @@ def test_seed_and_number_determine_a_schedule() -> None:
 @pytest.mark.parametrize(
     ("plain", "message"),
     [
-        ({"slot": 3}, r"slot elsewhere in the best schedule is not one of these hosts, which have "),
+        ({"slot": 3}, r"slot elsewhere in the best schedule does not exist on these hosts, which have "),
         ({"blueprint": "norm"}, r"blueprint=norm in the best schedule is not available: add it to blueprint$"),
         ({"at": 10}, r"at=10 in the best schedule is after the end of the episode, steps=10"),
     ],

@@ -200,7 +200,7 @@ def test_the_search_keeps_the_best_rule_and_resumes() -> None:
     turned = ReactConfig().build(replace(SPEC, slot_names=SPEC.slot_names[::-1]), seed=3)
     turned.load_state_dict(search.state_dict())
     assert (search.best.slot, turned.best.slot) == (2, 0), "a slot goes by its name"
-    with pytest.raises(ValueError, match=r"is not one of these hosts, which have a"):
+    with pytest.raises(ValueError, match=r"does not exist on these hosts, which have a"):
         ReactConfig().build(replace(SPEC, slot_names=("a",), blueprint_names=("b",)), seed=3).load_state_dict(search.state_dict())
     with pytest.raises(ValueError, match=r"^blueprint=blueprint1 in the best rule is not available: add it to blueprint$"):
         ReactConfig().build(replace(SPEC, blueprint_names=("b",)), seed=3).load_state_dict(search.state_dict())
@@ -307,5 +307,5 @@ def test_a_bandit_refuses_decisions_of_other_features() -> None:
         for kind in ("invert", "relabel")
     )
     one.load_state_dict(one.state_dict())
-    with pytest.raises(ValueError, match=r"^this policy learned from event_relabel, event_ahead_relabel"):
+    with pytest.raises(ValueError, match=r"^this policy was trained on event_relabel, event_ahead_relabel"):
         one.load_state_dict(other.state_dict())

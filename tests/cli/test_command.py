@@ -82,7 +82,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["--cfg", "nonsense"], "invalid choice: 'nonsense'"),
         (["--resolve"], "--resolve changes what --cfg prints: add --cfg job"),
         (["-p", "task"], "--package changes what --cfg prints"),
-        (["--run", "--multirun"], "--run and --multirun exclude each other"),
+        (["--run", "--multirun"], "--run and --multirun are mutually exclusive"),
         (["-cp", "elsewhere"], "--config-path is not supported: .* --config-dir"),
         (["--experimental-rerun", "x"], "--experimental-rerun is not supported"),
         (["-sc"], "--shell-completion needs a command and a shell"),

@@ -178,7 +178,7 @@ def test_an_optimizer_that_writes_to_the_data_is_seen() -> None:
 
 
 def test_layers_with_their_channels_in_the_middle_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"slots: 0 is a Conv1d, whose output has the channels in the second of three axes"):
+    with pytest.raises(ValueError, match=r"slots: 0 is a Conv1d, whose output is channels-first"):
         esper.grow(nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten()), ["0"], torch.randn(2, 2, 9))
 
 
@@ -192,7 +192,7 @@ def test_a_refused_call_leaves_no_hook() -> None:
 def test_processes_that_do_not_share_a_seed_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.warns(UserWarning, match="this seed is not shared by the processes of a distributed training"):
+    with pytest.warns(UserWarning, match="this seed is not synchronised across processes"):
         grown().germinate("early", "norm")
 
 

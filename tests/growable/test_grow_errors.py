@@ -81,7 +81,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: (net := active(grown())).attach(torch.optim.SGD(net.parameters(), lr=0.1)),
         "the optimizer has the parameters of the seed in slot early already",
     ),
-    "score": (lambda: active(grown()).contributions(lambda: float("nan")), "a value that is not finite: nothing was recorded"),
+    "score": (lambda: active(grown()).contributions(lambda: float("nan")), "returned NaN or infinity, so nothing was recorded"),
     "one sample": (lambda: grown().export("/nowhere", batch()[0][:1]), "samples must be at least three, got 1"),
     "export": (lambda: grown().export("/nowhere", batch()[0], "tflite"), "format=.tflite. is not known"),
 }

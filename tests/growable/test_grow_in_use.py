@@ -119,7 +119,7 @@ def test_the_rate_of_a_late_seed_with_tensors_and_several_groups() -> None:
 
 def test_a_checkpoint_of_another_incubation_is_refused() -> None:
     saved = active(grown()).state_dict()
-    with pytest.raises(ValueError, match=r"the checkpoint has incubation=none, but this module closed_loop: call esper\.grow"):
+    with pytest.raises(ValueError, match=r"incubation=none, but this module has incubation=closed_loop: call esper\.grow"):
         grown(incubation="closed_loop").load_state_dict(saved)
     del saved["_extra_state"]["incubation"]  # as earlier versions wrote it
     grown(incubation="closed_loop").load_state_dict(saved)
@@ -128,8 +128,8 @@ def test_a_checkpoint_of_another_incubation_is_refused() -> None:
 @pytest.mark.parametrize(
     ("layers", "path", "example", "refused"),
     [
-        (lambda: [nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4)], "1", (2, 3, 9), "slots: 1 is a BatchNorm1d, which takes the second"),
-        (lambda: [nn.TransformerEncoderLayer(8, 2)], "0", (5, 2, 8), "slots: 0 has the batch in the second of three axes"),
+        (lambda: [nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4)], "1", (2, 3, 9), "slots: 1 is a BatchNorm1d, whose output is chan"),
+        (lambda: [nn.TransformerEncoderLayer(8, 2)], "0", (5, 2, 8), "slots: 0 is not batch-first"),
         (lambda: [nn.TransformerEncoderLayer(8, 2, batch_first=True)], "0", (2, 5, 8), ""),
         (lambda: [nn.Linear(8, 8), nn.BatchNorm1d(8)], "1", (4, 8), ""),
     ],
@@ -144,7 +144,7 @@ def test_sequences_have_the_batch_first_and_the_channels_last(layers: Any, path:
 
 
 def test_layers_that_may_have_their_channels_in_the_middle_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"^slot after 1: its output is taken for sequences \[B, T, C\], and other layers"):
+    with pytest.warns(UserWarning, match=r"^slot after 1: its output is taken for sequences \[B, T, C\], but other layers"):
         esper.grow(nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU()), ["1"], torch.randn(2, 3, 9))
 
 
@@ -219,7 +219,7 @@ def test_potential_is_measured_in_double_precision_and_takes_a_list() -> None:
 def test_a_replaced_submodule_has_no_slot() -> None:
     net = esper.grow(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3)), ["1"], batch()[0])
     net.module = nn.SyncBatchNorm.convert_sync_batchnorm(net.module)
-    with pytest.raises(ValueError, match=r"^slot 1 is gone, since submodule 1 was replaced: convert the module"):
+    with pytest.raises(ValueError, match=r"^slot 1 no longer exists, because submodule 1 was replaced after esper.grow: convert"):
         net.germinate("1", "norm")
 
 

@@ -205,7 +205,7 @@ def test_a_custom_host_of_text_trains(tmp_path) -> None:
         ("my_host:MyHost", "host.path=my_host:MyHost: No module named 'my_host': check the spelling, or add its folder"),
         ("my_hosts.py:Words", "name the module instead of the file, as in my_hosts:Words"),
         ("my_hosts:YourHost", "host.path=my_hosts:YourHost: module 'my_hosts' has no attribute 'YourHost'"),
-        ("my_hosts:text", "host.path=my_hosts:text is not a class derived from torch.nn.Module"),
+        ("my_hosts:text", "host.path=my_hosts:text is not a subclass of torch.nn.Module: name one"),
         ("my_hosts", "host.path must name a module and a class, as in my_package.my_module:MyHost, got my_hosts"),
         ("my_hosts:NoSlots", "NoSlots is not a host: give it `segments`, a ModuleList, and `slots`"),
         ("my_hosts:NoArguments", "cannot be called as NoArguments(shape, num_classes)"),

@@ -138,7 +138,7 @@ def test_a_verdict_takes_the_blocks_of_a_look_and_no_others(monkeypatch: pytest.
     (one,), (same,), (last,) = (found.results["accuracy"] for found in (first, between, beyond))
     assert one == same, "what follows a look does not change it"
     assert (one.look, last.look) == (12, 24)
-    assert "blocks from 24 on are beyond the last planned look: they enter no verdict" in beyond.sentences()
+    assert "blocks 24 and up come after the last planned look and do not count towards a verdict" in beyond.sentences()
     assert last == compared(monkeypatch, {arm: row[:24] for arm, row in values.items()}, looks=[12, 24]).results["accuracy"][0]
 
 
@@ -314,7 +314,7 @@ def test_arms_without_the_outcome_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     noise[1, 4], noise[2] = np.nan, np.nan
     lines = compared(monkeypatch, {"a": noise[0], "b": noise[1], "c": noise[2]}, against="c").sentences()
     assert lines[:2] == [f"no verdict on c and {arm} yet: runs are missing (0 of 12 blocks are finished)" for arm in "ab"]
-    assert lines[-2] == "b has no accuracy in block 4: remove it, choose another outcome, or set final=true"
+    assert lines[-2] == "b has no accuracy in block 4: remove this arm, choose another outcome, or set final=true"
     assert lines[-1].startswith("c has no accuracy in blocks 0, 1, 2")
 
 

@@ -72,7 +72,7 @@ def test_overrides_of_the_scoring_are_part_of_the_plan(tmp_path: Path) -> None:
             ["score_overrides=agent=random"],
             "score_overrides=agent=random does not fit arm a: agent=random cannot be changed",
         ),
-        (["score_overrides=blueprint=[norm]"], "=blueprint=.norm. changes the blueprints, and policies know only those of their"),
+        (["score_overrides=blueprint=[norm]"], "=blueprint=.norm. changes the blueprints, but policies can plant only those"),
         (["score_overrides=hosts=8"], "score_overrides=hosts=8 has hosts, the number in training: set score_hosts instead"),
         (["score_overrides=[steps=3"], "cannot read score_overrides=.steps=3: write score_overrides='task=mnist5k steps=40'"),
         (["score_overrides=[task.data_share=[0.5],steps=3]"], "cannot read score_overrides="),
@@ -183,7 +183,7 @@ def test_looks_stay_when_blocks_are_added(tmp_path: Path) -> None:
     more = planned("arms=reward: shaped,sparse", "blocks=24", folder=folder)
     more.save(folder)
     assert more.plan.looks == [12]
-    assert announce(more, folder)[1] == "blocks from 12 on are beyond the last planned look: they enter no verdict"
+    assert announce(more, folder)[1] == "blocks 12 and up come after the last planned look and do not count towards a verdict"
 
 
 def test_few_blocks_can_be_extended_to_a_look(tmp_path: Path) -> None:

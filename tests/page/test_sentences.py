@@ -118,7 +118,7 @@ def test_the_lead_compares_actions_and_says_what_growing_costs() -> None:
         oracle="against an oracle: nothing",
     )
     assert lines[3] == "Against an oracle: nothing."
-    assert "The most probable ones, compared with these, give 30.3 instead of 20.0 % test accuracy (+10.3 " in lines[1]
+    assert "The most probable actions give 30.3 instead of 20.0 % test accuracy (+10.3 " in lines[1]
     assert (
         lines[2]
         == "It keeps 50 parameters per host, 25 % of the host's 200, and raises the FLOPs per sample from 100 to 300 (3 times)."
@@ -126,7 +126,7 @@ def test_the_lead_compares_actions_and_says_what_growing_costs() -> None:
     assert lines[4].startswith("It plants in 3 of 3 hosts")
     idle = grown(found.policy, found.never, found.never | {"parameters_kept": [None, 0] * 3})
     text = sentences(idle, None, name="", score="accuracy", part="", host={}, baseline=None, oracle="")[1]
-    assert text.endswith("With the most probable ones it keeps no seed, so that it equals never growing.")
+    assert text.endswith("With its most probable actions, the policy keeps no seed, which is the same as never growing.")
     assert sentences(None, None, name="", score="", part="", host={}, baseline=None, oracle="") == []
     shown = cards(found.policy, found.never, score="accuracy", host={"params": 200, "flops": 100}, greedy=found.greedy)
     assert [card.value for card in shown[2:]] == ["20.0 %", "50", "3 x"]

@@ -61,7 +61,7 @@ def test_the_best_controller_by_hand_is_named() -> None:
 
 def test_sentences_of_the_results() -> None:
     (own,) = re.findall(r"its seeds add (\d+) parameters", README)
-    (share,) = re.findall(r"goes (\d+) % of the way from never growing to the oracle", README)
+    (share,) = re.findall(r"closes (\d+) % of the gap between never growing and the oracle", README)
     means = policy_record("accuracy").mean()
     told = f"mean test accuracy is {means['wait']:.1f} % without growth and {means['ppo']:.1f} % with PPO"
     assert told in " ".join(README.split())
@@ -69,7 +69,7 @@ def test_sentences_of_the_results() -> None:
     assert int(own) == round(policy_record("parameters")["ppo"].mean())
     assert f"(`ppo`), the default** | {own} | {means['ppo']:.1f} | | |\n" in README
     told = {arm: percent(closed(policy_record("return"), arm, ["wait"], "oracle")) for arm in ("ppo", "bandit")}
-    assert f"{share} % of the way from never growing to the oracle ({told['ppo'][1]} to {told['ppo'][2]})" in README
+    assert f"{share} % of the gap between never growing and the oracle ({told['ppo'][1]} to {told['ppo'][2]})" in README
     assert int(share) == told["ppo"][0]
     assert "the bandit {} % ({} to {})".format(*told["bandit"]) in README
 

@@ -114,8 +114,9 @@ def test_the_record_of_one_schedule_tells_its_numbers() -> None:
         assert f"closes {share} %" in page_of(LOG)
     (lead, share), (second, second_share) = found.values()
     share, _, interval = share.partition(" (")
-    assert f"returns {lead.replace('more (', 'more than the best of a better search with as few hosts (')[:-1]};" in " ".join(
-        README.split()
+    assert (
+        f"returns {lead.replace('more (', 'more than the schedule that a better search finds with as few hosts (')[:-1]};"
+        in " ".join(README.split())
     )
     told = f"PPO returns {lead} and closes {share} of the gap from there ({interval[:-1]}); in `mnist5k_drift`, {second} and "
     assert f"{told}{second_share[:-1]};" in page_of(WORLDS)
@@ -165,7 +166,7 @@ def test_the_record_of_the_oracle_of_arrivals_tells_its_numbers() -> None:
         assert re.search(rf"\| {table[arm].mean():.2f} \| [\d,]+{re.escape(told)}\n", text), arm
     lead = (table["oracle"] - table["react"]).mean()
     page = page_of(WORLDS)
-    assert f"leads by {lead:.1f} points" in page
+    assert f"leads the rule by {lead:.1f} points" in page
     assert shown(table["wait"] - table["bandit"], " points less than never growing") in page
 
 

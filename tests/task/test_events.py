@@ -212,7 +212,10 @@ def test_pace_of_learning():
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        ({"count": [5]}, r"events of task\.events\.group=2 classes move up to 10 of 10 classes, and two must always be there"),
+        (
+            {"count": [5]},
+            r"events of task\.events\.group=2 classes add or remove up to 10 of 10 classes, but two must always remain",
+        ),
         ({"group": 9}, r"task\.events\.count=1 events of task\.events\.group=9"),
     ],
 )

@@ -202,7 +202,7 @@ def rare(top):
         (break_image, r"3\.png is damaged \(.+\): replace or remove it"),
         (drop_class, r"dog has no image \(\.jpg, .*\): remove it, or add images"),
         (one_class, r"needs a subfolder of images for each of at least two classes, and .* has 1: put"),
-        (few, r"has too few images: a set has at least one, and training at least ten"),
+        (few, r"has too few images: add some, to have at least ten for training"),
         (unknown, r"owl is a class without training images: remove it"),
     ],
 )

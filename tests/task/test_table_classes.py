@@ -109,7 +109,7 @@ def test_what_is_no_table_of_classes_is_named_in_one_sentence(tmp_path, rows, fi
 def test_a_class_without_training_rows_is_named(tmp_path):
     alone = split_rows(30, stream(0, "table_split"), "")["test"][:3]
     rows = [(row, 1, "rare" if row in alone else "ab"[row % 2]) for row in range(30)]
-    with pytest.raises(TaskError, match=r"column sold of .* has no row of class 'rare' among those to train on"):
+    with pytest.raises(TaskError, match=r"column sold of .* has no training row of class 'rare'"):
         csv(tmp_path, rows).load(0)
 
 

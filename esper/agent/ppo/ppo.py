@@ -89,8 +89,8 @@ class PPOConfig(AgentConfig):
     """Weight of the entropy bonus at the end of the run, reached linearly [1 / nat], at least 0. Higher: a more random final
     policy."""
     reference: Reference = Reference.uniform
-    """Policy that the entropy bonus draws towards: uniform (over legal actions), or initial (waits as agent.wait_bias says, then
-    uniform), for tasks in which the right moment may come late, since a uniform policy acts at once."""
+    """Policy towards which the entropy bonus pulls: uniform (over legal actions), or initial (waits as agent.wait_bias says,
+    otherwise uniform). Use initial where the right moment may come late: a uniform policy acts at once."""
     max_grad_norm: float = 0.5
     """Maximum gradient norm, above 0; larger gradients are clipped. Lower: smaller and steadier steps."""
     twins: int = 2

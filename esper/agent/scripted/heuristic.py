@@ -35,8 +35,8 @@ class HeuristicConfig(AgentConfig):
     plateau: float = 0.5
     """Gain in accuracy over the last three host epochs below which a seed germinates earlier, at least 0 [pp]. Higher: sooner."""
     threshold: float = 0.5
-    """Contribution above which a seed is kept, and below whose negative it is pruned, at least 0 [pp]. In the last step every
-    seed with a positive contribution is kept. Higher: later decisions."""
+    """A seed is kept if its contribution is above this value, and pruned if it is below minus this value; at least 0 [pp]. In the
+    last step every seed with a positive contribution is kept. Higher: later decisions."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
