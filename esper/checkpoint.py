@@ -46,7 +46,7 @@ class CheckpointError(FileError):
     """A checkpoint cannot be used. The message is one sentence that names the file and the remedy."""
 
 
-class GoneError(CheckpointError):
+class CheckpointNotFoundError(CheckpointError):
     """A checkpoint that does not exist, or no longer."""
 
 
@@ -217,16 +217,16 @@ def load_run_and_digest(path: Path | str) -> tuple[dict[str, Any], str]:
     return state, content[-64:].decode()
 
 
-def look_again(read: Callable[[], Value]) -> Value:
+def retry_if_removed(read: Callable[[], Value]) -> Value:
     """Return what a function finds and loads, after a second call if its file vanished in between: a training that goes on
     removes all but its newest checkpoints.
 
     Raises:
-        GoneError: the file vanished again, or a file that was named never existed.
+        CheckpointNotFoundError: the file vanished again, or a file that was named never existed.
     """
     try:
         return read()
-    except GoneError:
+    except CheckpointNotFoundError:
         return read()
 
 
@@ -303,7 +303,7 @@ def _verified(path: Path) -> bytes:
             file.seek(0)
             content = file.read() if match else b""
     except FileNotFoundError:
-        raise GoneError(f"there is no checkpoint {path}: name one that exists") from None
+        raise CheckpointNotFoundError(f"there is no checkpoint {path}: name one that exists") from None
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read ({(error.strerror or str(error)).lower()}): use another one, or make it readable"

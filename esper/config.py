@@ -281,7 +281,7 @@ MANY = ("blueprint", "devices")
 ALIASES = {"reward_mode": "reward"}
 """Second name of a group -> the group."""
 
-FORMER = {"again": "aa_control", "rivals": "baselines", "catastrophes": "rollbacks"}
+FORMER = {"again": "aa_control", "rivals": "baselines", "catastrophes": "rollbacks", "agent.of": "agent.controller"}
 """Key or outcome in recorded commands and tables -> its name now."""
 
 _BESIDE = Path(__file__).parent / "conf"

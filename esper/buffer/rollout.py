@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class TensorObservation:
     """`Observation` as tensors, with any leading shape, `[N]` or `[T, N]`."""
 
     features: Tensor
@@ -36,12 +36,12 @@ class Seen:
     """[..., V] bool."""
 
     @classmethod
-    def of(cls, observation: Observation) -> "Seen":
+    def of(cls, observation: Observation) -> "TensorObservation":
         """Return an observation as tensors, which share memory with the arrays where possible."""
         return cls(**{entry.name: torch.as_tensor(getattr(observation, entry.name)) for entry in fields(cls)})
 
     @classmethod
-    def blank(cls, spec: EnvSpec, *leading: int) -> "Seen":
+    def blank(cls, spec: EnvSpec, *leading: int) -> "TensorObservation":
         """Return zeros for observations of this leading shape."""
         slots, blueprints = spec.num_slots, sum(spec.head_sizes[Head.BLUEPRINT :])
         return cls(
@@ -56,9 +56,9 @@ class Seen:
         """Return the tensors by name."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
-    def __getitem__(self, index: Any) -> "Seen":
+    def __getitem__(self, index: Any) -> "TensorObservation":
         """Index the leading dimensions of every tensor."""
-        return Seen(**{name: tensor[index] for name, tensor in self.tensors().items()})
+        return TensorObservation(**{name: tensor[index] for name, tensor in self.tensors().items()})
 
 
 def folded(values_TN: Tensor, chunk: int) -> Tensor:
@@ -76,7 +76,7 @@ class Rollout:
     def __init__(self, spec: EnvSpec) -> None:
         """Create an empty rollout for an environment."""
         self.num_steps, self.num_hosts = shape = (spec.num_steps, spec.num_hosts)
-        self.seen = Seen.blank(spec, *shape)
+        self.seen = TensorObservation.blank(spec, *shape)
         self.action_TNH = torch.zeros(*shape, len(Head), dtype=torch.int64)
         self.log_prob_TN, self.value_TN, self.reward_TN = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
         self.shaping_TN = torch.zeros(shape)
@@ -129,7 +129,7 @@ class Rollout:
             faulty = ", ".join(map(str, np.flatnonzero(~np.isfinite(reward))))
             raise ValueError(f"the reward of step {self.length} is not finite for hosts {faulty}: check the reward's terms")
         t = self.length
-        for name, tensor in Seen.of(observation).tensors().items():
+        for name, tensor in TensorObservation.of(observation).tensors().items():
             getattr(self.seen, name)[t] = tensor
         self.action_TNH[t] = torch.as_tensor(decision.action)
         given = ((self.log_prob_TN, decision.log_prob), (self.value_TN, decision.value))
@@ -171,7 +171,7 @@ class Rollout:
         for name, value in vars(self).items():
             if isinstance(value, Tensor) and value.shape[:2] == (self.num_steps, self.num_hosts):
                 setattr(part, name, folded(value, chunk))
-        part.seen = Seen(**{name: folded(tensor, chunk) for name, tensor in self.seen.tensors().items()})
+        part.seen = TensorObservation(**{name: folded(tensor, chunk) for name, tensor in self.seen.tensors().items()})
         part.chunks = self.num_steps // chunk
         part.num_steps, part.num_hosts, part.length = chunk, part.chunks * self.num_hosts, chunk
         return part
@@ -188,7 +188,7 @@ class Rollout:
         rollout.taught_TNH = None  # states of earlier versions lack this and the next
         rollout.shaping_TN = torch.zeros_like(state["reward_TN"])
         for name, value in state.items():
-            setattr(rollout, name, Seen(**value) if name == "seen" else value)
+            setattr(rollout, name, TensorObservation(**value) if name == "seen" else value)
         return rollout
 
     @staticmethod
@@ -202,7 +202,7 @@ class Rollout:
             if isinstance(value, Tensor):
                 setattr(whole, name, torch.cat([getattr(rollout, name) for rollout in rollouts], dim=1))
         seen = [rollout.seen.tensors() for rollout in rollouts]
-        whole.seen = Seen(**{name: torch.cat([tensors[name] for tensors in seen], dim=1) for name in seen[0]})
+        whole.seen = TensorObservation(**{name: torch.cat([tensors[name] for tensors in seen], dim=1) for name in seen[0]})
         whole.num_hosts = sum(rollout.num_hosts for rollout in rollouts)
         return whole
 

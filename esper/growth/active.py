@@ -49,9 +49,9 @@ class ActiveSeeds:
     """Positions of the groups' members in the features, group by group `[L]`."""
     alpha_L: Tensor
     """Blend weight of each seed, in [0, 1]."""
-    pull_L: Tensor
+    grad_scale_L: Tensor
     """Weight of each seed's gradient: alpha, or 1 while it trains behind the host."""
-    times_L: Tensor | None
+    multiplies_L: Tensor | None
     """Seeds that blend by multiplication, bool `[L]`; None for none."""
     open_L: Tensor | None
     """Seeds whose gradient reaches the features, bool `[L]`; None for all."""
@@ -65,17 +65,17 @@ class ActiveSeeds:
 
     def blended(self, x: Tensor, members: int) -> Tensor:
         """Return the output of the slot for its input, the features of `members` members."""
-        if self.times_L is None and fits_kernels(x):
+        if self.multiplies_L is None and fits_kernels(x):
             return self._blended_rows(x, members)
         part = take_members(x, self.active_L, members)
         delta = self.delta(part if self.open_L is None else isolate(part, self.open_L))
-        return blend(x, delta, self.alpha_L, self.pull_L, self.active_L, members, self.times_L)
+        return blend(x, delta, self.alpha_L, self.grad_scale_L, self.active_L, members, self.multiplies_L)
 
     def _blended_rows(self, x: Tensor, members: int) -> Tensor:
         """Return what `blended` returns, bit for bit, for images that Esper's own kernels compute."""
         if members not in self._rows:
             sizes = [len(group.rows_L) for group in self.groups]
-            self._rows[members] = SlotRows.of(members, sizes, self.active_L, self.alpha_L, self.pull_L, self.open_L)
+            self._rows[members] = SlotRows.of(members, sizes, self.active_L, self.alpha_L, self.grad_scale_L, self.open_L)
         rows = self._rows[members]
         x, *pieces = fork_rows(x, rows)
         deltas = [group.delta(piece) for group, piece in zip(self.groups, pieces, strict=True)]
@@ -83,7 +83,7 @@ class ActiveSeeds:
 
     def varied(self, h: Tensor, delta: Tensor, alpha_L: Tensor, members: int) -> Tensor:
         """Return the output of the slot for given deltas and other blend weights, for forwards without gradient."""
-        return blend(h, delta, alpha_L, alpha_L, self.active_L, members, self.times_L)
+        return blend(h, delta, alpha_L, alpha_L, self.active_L, members, self.multiplies_L)
 
 
 def in_banks(roles: Roles, slot: int, where_M: BoolArray) -> list[tuple[int, bool, npt.NDArray[np.int64]]]:
@@ -126,7 +126,7 @@ def active_seeds(
         groups=tuple(groups),
         active_L=on_device(live if place_M is None else place_M[live], device),
         alpha_L=on_device(alpha, device),
-        pull_L=on_device(np.where(roles.behind[live, slot], np.float32(1.0), alpha), device),
-        times_L=on_device(times, device) if times.any() else None,
+        grad_scale_L=on_device(np.where(roles.behind[live, slot], np.float32(1.0), alpha), device),
+        multiplies_L=on_device(times, device) if times.any() else None,
         open_L=None if opens.all() else on_device(opens, device),
     )

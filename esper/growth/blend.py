@@ -20,7 +20,7 @@ from esper.fusion.precision import in_single
 
 
 class _Blend(torch.autograd.Function):
-    """MULTIPLY for the members marked in `times_L`, ADD for the others; see `blend`."""
+    """MULTIPLY for the members marked in `multiplies_L`, ADD for the others; see `blend`."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -28,26 +28,26 @@ class _Blend(torch.autograd.Function):
         h: Tensor,
         delta: Tensor,
         alpha_L: Tensor,
-        pull_L: Tensor,
+        grad_scale_L: Tensor,
         active_L: Tensor,
-        times_L: Tensor | None,
+        multiplies_L: Tensor | None,
         members: int,
     ) -> Tensor:
         ctx.members, effect, mixed = members, delta, tuple[Tensor, ...]()
-        if times_L is not None:
+        if multiplies_L is not None:
             product = take_members(h, active_L, members) * torch.tanh(delta)
-            effect, mixed = torch.where(per_member(times_L, delta), product, delta), (alpha_L, times_L, h, delta)
-        ctx.save_for_backward(pull_L, active_L, *mixed)
+            effect, mixed = torch.where(per_member(multiplies_L, delta), product, delta), (alpha_L, multiplies_L, h, delta)
+        ctx.save_for_backward(grad_scale_L, active_L, *mixed)
         return _added(h, active_L, effect * per_member(alpha_L, delta), members)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        pull_L, active_L, *mixed = ctx.saved_tensors
+        grad_scale_L, active_L, *mixed = ctx.saved_tensors
         g = take_members(grad, active_L, ctx.members)
-        grad_delta = g * per_member(pull_L, g).to(g.dtype)
+        grad_delta = g * per_member(grad_scale_L, g).to(g.dtype)
         if mixed:
-            alpha_L, times_L, h, delta = mixed  # inputs, not intermediates, so that second derivatives are right too
-            times, part, factor = per_member(times_L, g), take_members(h, active_L, ctx.members), torch.tanh(delta)
+            alpha_L, multiplies_L, h, delta = mixed  # inputs, not intermediates, so that second derivatives are right too
+            times, part, factor = per_member(multiplies_L, g), take_members(h, active_L, ctx.members), torch.tanh(delta)
             direct = torch.where(times, g * factor * per_member(alpha_L, g).to(g.dtype), 0.0)
             grad = _added(grad, active_L, direct, ctx.members)
             grad_delta = grad_delta * torch.where(times, part * (1.0 - factor.square()), 1.0)
@@ -80,7 +80,13 @@ def isolate(h: Tensor, open_L: Tensor) -> Tensor:
 
 
 def blend(
-    h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, active_L: Tensor, members: int, times_L: Tensor | None = None
+    h: Tensor,
+    delta: Tensor,
+    alpha_L: Tensor,
+    grad_scale_L: Tensor,
+    active_L: Tensor,
+    members: int,
+    multiplies_L: Tensor | None = None,
 ) -> Tensor:
     """Return the output of a slot: y for the live members, h for the others.
 
@@ -99,9 +105,9 @@ def blend(
         h: host features of M members, in any layout.
         delta: output of the branches of the L live members, in the dtype of `h`.
         alpha_L: blend weights `[L]`.
-        pull_L: weights of the seeds' gradients `[L]`.
+        grad_scale_L: weights of the seeds' gradients `[L]`.
         active_L: members with a seed `[L]`.
         members: M.
-        times_L: seeds that blend by multiplication, bool `[L]`; None for none.
+        multiplies_L: seeds that blend by multiplication, bool `[L]`; None for none.
     """
-    return _Blend.apply(h, delta, alpha_L, pull_L, active_L, times_L, members)  # pyright: ignore[reportReturnType]
+    return _Blend.apply(h, delta, alpha_L, grad_scale_L, active_L, multiplies_L, members)  # pyright: ignore[reportReturnType]

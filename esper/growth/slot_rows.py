@@ -31,7 +31,7 @@ class BankRows:
     """Their rows in the features."""
     alpha_L: npt.NDArray[np.float32]
     """Blend weight of each seed."""
-    pull_L: npt.NDArray[np.float32]
+    grad_scale_L: npt.NDArray[np.float32]
     """Weight of each seed's gradient."""
     open_O: IntArray
     """Seeds whose gradient reaches the features, as indices of `places_L`."""
@@ -55,7 +55,7 @@ class SlotRows:
 
     @classmethod
     def of(
-        cls, members: int, sizes: Sequence[int], active_L: Tensor, alpha_L: Tensor, pull_L: Tensor, open_L: Tensor | None
+        cls, members: int, sizes: Sequence[int], active_L: Tensor, alpha_L: Tensor, grad_scale_L: Tensor, open_L: Tensor | None
     ) -> "SlotRows":
         """Return the rows of seeds that follow each other bank by bank; see `ActiveSeeds`.
 
@@ -64,17 +64,17 @@ class SlotRows:
             sizes: number of seeds of each bank.
             active_L: row of each seed's member in the features.
             alpha_L: see `BankRows`.
-            pull_L: see `BankRows`.
+            grad_scale_L: see `BankRows`.
             open_L: seeds whose gradient reaches the features, bool; None for all.
         """
-        active, alpha, pull = active_L.numpy(), alpha_L.numpy(), pull_L.numpy()
+        active, alpha, pull = active_L.numpy(), alpha_L.numpy(), grad_scale_L.numpy()
         opens = np.ones(len(active), np.bool_) if open_L is None else open_L.numpy()
         ends = np.cumsum(sizes)
         parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         return cls(
             members=members,
             banks=tuple(
-                BankRows(places_L=active[part], alpha_L=alpha[part], pull_L=pull[part], open_O=np.flatnonzero(opens[part]))
+                BankRows(places_L=active[part], alpha_L=alpha[part], grad_scale_L=pull[part], open_O=np.flatnonzero(opens[part]))
                 for part in parts
             ),
             bare=np.setdiff1d(np.arange(members), active),
@@ -172,7 +172,7 @@ class _BlendRows(torch.autograd.Function):
         for bank, wanted in zip(rows.banks, ctx.needs_input_grad[2:], strict=True):
             slope, out = _new_rows(bank.seeds, rows.members, given)
             if wanted:
-                kernels.take_scaled(_by_member(given, rows.members), bank.places_L, bank.pull_L, out)
+                kernels.take_scaled(_by_member(given, rows.members), bank.places_L, bank.grad_scale_L, out)
             slopes.append(slope if wanted else None)
         return grad, None, *slopes
 

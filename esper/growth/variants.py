@@ -140,7 +140,7 @@ def _fork(path_VM: IntArray, owner_P: IntArray, alpha_VM: npt.NDArray[np.float32
     order = np.concatenate([on, off])
     first = np.flatnonzero(np.diff(parent[on], prepend=-1))
     seeded = place[on][first]
-    times = np.zeros(len(live), np.bool_) if seeds.times_L is None else seeds.times_L.cpu().numpy()
+    times = np.zeros(len(live), np.bool_) if seeds.multiplies_L is None else seeds.multiplies_L.cpu().numpy()
     fork = Fork(
         before=len(owner_P),
         seeded_D=parent[on][first],
@@ -190,7 +190,7 @@ def path_logits(host: Fleet, tree: Tree, x: Tensor) -> Tensor:
 def _unforked(fork: Unforked, x: Tensor, members: int) -> Tensor:
     """Return the features of all members after a slot without a fork, bit for bit as in a forward."""
     seeds, dense = fork.seeds, x.dim() != 4 or is_batch_last(x) or x.is_contiguous(memory_format=torch.channels_last)
-    if not (fork.whole and dense and seeds.times_L is None):
+    if not (fork.whole and dense and seeds.multiplies_L is None):
         return seeds.varied(x, seeds.delta(take_members(x, seeds.active_L, members)), fork.alpha_L, members)
     delta = seeds.delta(x)
     return (x + (delta if fork.full else delta * per_member(fork.alpha_L, delta))).to(x.dtype)

@@ -102,7 +102,7 @@ def listed_runs(folders: Sequence[Path]) -> set[Path]:
     """Return the folders of the runs that an earlier comparison found finished.
 
     Raises:
-        DiskError: the disk refused.
+        DiskError: writing failed.
     """
     found: set[Path] = set()
     for path in (folder / LOOKS for folder in folders if (folder / LOOKS).exists()):
@@ -133,7 +133,7 @@ def record_look(folders: Sequence[Path], runs: Sequence[Run], look: dict[str, An
         look: settings and sentences.
 
     Raises:
-        DiskError: the disk refused.
+        DiskError: writing failed.
     """
     finished = [run.folder for run in runs if run.finished]
     about = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "code": versions(), "finished_runs": len(finished)}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from esper.checkpoint import Checkpoints, load_run_and_digest, look_again, update_of
+from esper.checkpoint import Checkpoints, load_run_and_digest, retry_if_removed, update_of
 from esper.config import GROUPS, ConfigError
 from esper.lab.design import FILE, Design, command_of
 from esper.lab.outcomes import group_of
@@ -130,7 +130,7 @@ def _refuse_nothing(runs: Sequence[Run], folders: Sequence[Path]) -> None:
 
 
 def _read(folder: Path, arm: str, block: int, seed: int = 0) -> Run:
-    return look_again(lambda: _read_newest(folder, arm, block, seed))  # the run may go on
+    return retry_if_removed(lambda: _read_newest(folder, arm, block, seed))  # the run may go on
 
 
 def _read_newest(folder: Path, arm: str, block: int, seed: int) -> Run:

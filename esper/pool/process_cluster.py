@@ -38,7 +38,7 @@ class ProcessesConfig(WorkersConfig):
     """
 
     def start_workers(self) -> WorkerGroup:
-        return ProcessGroup(self)
+        return ProcessWorkerGroup(self)
 
 
 class WorkerTraceback(Exception):
@@ -57,7 +57,7 @@ class WorkerTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-class ProcessGroup(WorkerGroup):
+class ProcessWorkerGroup(WorkerGroup):
     """Processes, one per worker."""
 
     def __init__(self, config: ProcessesConfig) -> None:

@@ -148,7 +148,7 @@ class Provenance:
             status: running, stopped, failed or finished. A process that was killed stays at running.
 
         Raises:
-            DiskError: the disk refused.
+            DiskError: writing failed.
         """
         wall, cpu = self._begun
         times = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from esper.checkpoint import Checkpoints, load_run, load_run_and_digest, look_again
+from esper.checkpoint import Checkpoints, load_run, load_run_and_digest, retry_if_removed
 from esper.config import Config, ConfigError, did_you_mean
 from esper.notices import UserNotice
 from esper.training.config_io import from_plain, resumed
@@ -61,7 +61,7 @@ def load_found(path: str, key: str) -> tuple[Path, dict[str, Any], str]:
         found = find_checkpoint(path, key)
         return found, *load_run_and_digest(found)
 
-    return look_again(read)
+    return retry_if_removed(read)
 
 
 def load_newest(folder: Path) -> dict[str, Any] | None:
@@ -70,7 +70,7 @@ def load_newest(folder: Path) -> dict[str, Any] | None:
     Raises:
         CheckpointError: none can be used.
     """
-    return look_again(lambda: load_run(newest) if (newest := newest_of(folder)) else None)
+    return retry_if_removed(lambda: load_run(newest) if (newest := newest_of(folder)) else None)
 
 
 def may_hold_checkpoint(path: str) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.buffer.rollout import Rollout, Seen
+from esper.buffer.rollout import Rollout, TensorObservation
 from esper.env.actions import Head, Op, legal_values
 from esper.env.spec import EnvSpec, Observation
 
@@ -67,7 +67,7 @@ def test_a_rollout_stores_every_step_until_it_is_full() -> None:
         given.append(step)
     assert rollout.full
     for t, (seen, decision, reward, terminated, is_init) in enumerate(given):
-        for entry in fields(Seen):
+        for entry in fields(TensorObservation):
             assert np.array_equal(getattr(rollout.seen, entry.name)[t], getattr(seen, entry.name)), entry.name
         assert np.array_equal(rollout.action_TNH[t], decision.action)
         assert np.array_equal(rollout.log_prob_TN[t], decision.log_prob)

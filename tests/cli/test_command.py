@@ -108,6 +108,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-m", "sweep=ab", "arms=reward:", "shaped,sparse"], "quote what the shell would split: arms='reward: shaped,sparse'"),
         (["-m", "sweep=ab", "arms=reward:shaped,sparse"], "lacks a space after the colon: write arms='reward: shaped,sparse'"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "again=false"], "no key again any more: write aa_control"),
+        (["agent=replay", "agent.of=ppo"], "no key agent.of any more: write agent.controller"),
         (["-m", "sweep=ab", "plan=nowhere.yaml"], "plan=nowhere.yaml does not exist in "),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "outcome=acuracy"], "did you mean accuracy"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "score_hosts=1"], "score_hosts must be at least 2"),

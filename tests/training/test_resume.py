@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 
-from esper.checkpoint import GoneError, digest_of, look_again
+from esper.checkpoint import CheckpointNotFoundError, digest_of, retry_if_removed
 from esper.cli import command as cli
 from esper.config import ConfigError
 from esper.evaluation.held_out import Evaluation
@@ -72,8 +72,8 @@ def test_the_newest_checkpoint_is_looked_for_again_if_it_is_removed_before_it_is
     monkeypatch.setattr(resume, "load_run", lambda path: load_while_training(path)[0])
     later.rename(first)
     assert resume.load_newest(folder) is not None
-    with pytest.raises(GoneError, match="there is no checkpoint"):
-        look_again(lambda: load(first))
+    with pytest.raises(CheckpointNotFoundError, match="there is no checkpoint"):
+        retry_if_removed(lambda: load(first))
 
 
 def test_a_run_on_streamed_data_resumes_to_the_numbers_of_resident_data(whole, tmp_path):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from esper.agent.ppo.core import FeedForward, Recurrent
 from esper.agent.ppo.distribution import ActionDistribution, Logits, free_parameters
 from esper.agent.ppo.standardization import Standardization
-from esper.buffer.rollout import Seen
+from esper.buffer.rollout import TensorObservation
 from esper.buffer.transition import State
 from esper.env.actions import Head, Op, segments
 from esper.env.spec import EnvSpec
@@ -114,12 +114,12 @@ class PolicyNetwork(nn.Module):
         """Return the state before the first step: zeros `[N, R]` by name; empty without an LSTM."""
         return self.core.start(num_hosts)
 
-    def step(self, seen: Seen, state: State, is_init_N: Tensor) -> tuple[Outputs, State]:
+    def step(self, seen: TensorObservation, state: State, is_init_N: Tensor) -> tuple[Outputs, State]:
         """Run one step of N hosts; see `unroll`."""
         return self.unroll(seen[None], state, is_init_N[None])
 
     def unroll(
-        self, seen: Seen, state: State, is_init_TN: Tensor, free: Sequence[tuple[Op, Head]] | None = None
+        self, seen: TensorObservation, state: State, is_init_TN: Tensor, free: Sequence[tuple[Op, Head]] | None = None
     ) -> tuple[Outputs, State]:
         """Run T steps of N hosts in order; outputs are flattened to B = T * N decisions.
 
@@ -137,7 +137,7 @@ class PolicyNetwork(nn.Module):
         input_TNR = self.core_input(seen, encoding_TNSE)
         output_TNR, state = self.core.unroll(input_TNR, state, is_init_TN)
         output_BR, encoding_BSE = output_TNR.flatten(0, 1), encoding_TNSE.flatten(0, 1)
-        flat = Seen(**{name: tensor.flatten(0, 1) for name, tensor in seen.tensors().items()})
+        flat = TensorObservation(**{name: tensor.flatten(0, 1) for name, tensor in seen.tensors().items()})
         if free is None:
             free = free_parameters(flat.legal_slots, flat.legal_values, self.spec.head_sizes)
         logits = self.logits(output_BR, encoding_BSE, free)
@@ -146,19 +146,19 @@ class PolicyNetwork(nn.Module):
         distribution = ActionDistribution(logits, flat.legal_slots, flat.legal_values, self.spec.head_sizes)
         return Outputs(distribution=distribution, value_B=value_B, core_input_TNR=input_TNR, core_output_TNR=output_TNR), state
 
-    def state_after(self, seen: Seen, state: State, is_init_TN: Tensor) -> State:
+    def state_after(self, seen: TensorObservation, state: State, is_init_TN: Tensor) -> State:
         """Return the state after T steps, as `unroll` does, without computing outputs."""
         if not state:
             return {}
         return self.core.unroll(self.core_input(seen, self.encode(seen)), state, is_init_TN)[1]
 
-    def update_statistics(self, seen: Seen) -> None:
+    def update_statistics(self, seen: TensorObservation) -> None:
         """Add observations `[T, N]` to the statistics that standardize features; no effect without standardization."""
         for scale, features in zip(self.scales, (seen.features, seen.slots), strict=False):
             assert isinstance(scale, Standardization)
             scale.update(features)
 
-    def encode(self, seen: Seen) -> Tensor:
+    def encode(self, seen: TensorObservation) -> Tensor:
         """Compute the encodings of all slots `[T, N, S, E]`."""
         slots = self.scales[1](seen.slots) if self.scales else seen.slots
         hidden = self.slot_in(torch.cat([slots, self.blueprint(seen.blueprints)], dim=-1))
@@ -168,7 +168,7 @@ class PolicyNetwork(nn.Module):
             hidden = hidden + torch.linspace(0, 1, hidden.shape[-2])[:, None] * self.depth
         return F.relu(self.slot_out(F.relu(hidden)))
 
-    def core_input(self, seen: Seen, encoding_TNSE: Tensor) -> Tensor:
+    def core_input(self, seen: TensorObservation, encoding_TNSE: Tensor) -> Tensor:
         """Compute the inputs of the core `[T, N, R]` from host features and slots, pooled regardless of number and order."""
         pooled_TNE = torch.cat([encoding_TNSE.mean(dim=2), encoding_TNSE.amax(dim=2)], dim=-1)
         features = self.scales[0](seen.features) if self.scales else seen.features

@@ -34,7 +34,7 @@ from esper.agent.ppo.network import PolicyNetwork
 from esper.agent.ppo.popart import PopArt
 from esper.agent.ppo.program import PolicyProgram
 from esper.buffer.base import Buffer, BufferConfig
-from esper.buffer.rollout import Rollout, Seen
+from esper.buffer.rollout import Rollout, TensorObservation
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import Op
 from esper.env.spec import EnvSpec, Observation
@@ -260,7 +260,7 @@ class PPO(Learner):
         greedy: bool = False,
     ) -> Decision:
         """See `Controller.act`."""
-        outputs, state = self.network.step(Seen.of(observation), state, torch.as_tensor(is_init))
+        outputs, state = self.network.step(TensorObservation.of(observation), state, torch.as_tensor(is_init))
         distribution = outputs.distribution
         action_NH = distribution.mode() if greedy else distribution.sample(torch.as_tensor(uniform))
         log_prob_N = distribution.log_prob(action_NH)

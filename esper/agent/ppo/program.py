@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from esper.agent.ppo.core import Recurrent
 from esper.agent.ppo.distribution import ActionDistribution
 from esper.agent.ppo.network import PolicyNetwork
-from esper.buffer.rollout import Seen
+from esper.buffer.rollout import TensorObservation
 from esper.env.actions import PARAMETER_HEADS, RELEVANT, HeadsConfig, Op
 
 
@@ -51,7 +51,9 @@ class PolicyProgram(nn.Module):
             Sampled actions and most probable actions, int64 `[N, H]`; the next h and c.
         """
         network = self.network
-        seen = Seen(features=features, slots=slots, blueprints=blueprints, legal_slots=legal_slots, legal_values=legal_values)
+        seen = TensorObservation(
+            features=features, slots=slots, blueprints=blueprints, legal_slots=legal_slots, legal_values=legal_values
+        )
         encoding = network.encode(seen[None])
         core_input = network.core_input(seen[None], encoding)
         if isinstance(network.core, Recurrent):
@@ -66,7 +68,7 @@ class PolicyProgram(nn.Module):
 
     def example(self) -> tuple[Tensor, ...]:
         """Return inputs for two hosts."""
-        seen = Seen.blank(self.network.spec, 2).tensors()
+        seen = TensorObservation.blank(self.network.spec, 2).tensors()
         legal = {name: torch.ones_like(seen[name]) for name in ("legal_slots", "legal_values")}
         units = self.network.mix.out_features
         memory = (torch.zeros(2, units), torch.zeros(2, units))

@@ -57,11 +57,11 @@ class Record:
     """Episode of these hosts; None if not recorded."""
 
 
-def read(path: str, of: str) -> Record:
+def read(path: str, controller: str) -> Record:
     """Return the topologies in a file that `esper.evaluate` wrote.
 
     Args:
-        of: name of a controller in that evaluation.
+        controller: name of a controller in that evaluation.
 
     Raises:
         ValueError: the file cannot be read, has another form, or lacks the controller.
@@ -76,9 +76,11 @@ def read(path: str, of: str) -> Record:
         raise ValueError(f"agent.topology={path} cannot be read ({(error.strerror or str(error)).lower()})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"agent.topology={path} holds no topologies: name a JSON file that esper.evaluate wrote") from error
-    if of not in kept:
-        raise ValueError(f"agent.of={of} is not in agent.topology={path}: choose one of {', '.join(kept) or 'none'}")
-    return Record(topologies=kept[of], seed=held.get("seed"), episode=held.get("episode"))
+    if controller not in kept:
+        raise ValueError(
+            f"agent.controller={controller} is not in agent.topology={path}: choose one of {', '.join(kept) or 'none'}"
+        )
+    return Record(topologies=kept[controller], seed=held.get("seed"), episode=held.get("episode"))
 
 
 def _checked(seeds: list[dict[str, str]]) -> Topology:
@@ -98,11 +100,11 @@ class ReplayConfig(AgentConfig):
     seeded: ClassVar[bool] = False
     topology: str = ""
     """JSON file that `python -m esper.evaluate` wrote; hosts are matched by their order."""
-    of: str = "policy"
+    controller: str = "policy"
     """Name of the controller in that evaluation whose topologies to grow."""
 
     def check_evaluation(self, *, seed: int, episode: int) -> None:
-        record = read(self.topology, self.of)
+        record = read(self.topology, self.controller)
         for key, recorded, here in (("seed", record.seed, seed), ("episode", record.episode, episode)):
             if recorded not in (None, here):
                 raise ValueError(
@@ -111,7 +113,7 @@ class ReplayConfig(AgentConfig):
                 )
 
     def check_hosts(self, *, slots: Sequence[str], in_use: BoolArray, cap: int, blueprints: Sequence[str], hosts: int) -> None:
-        known = read(self.topology, self.of).topologies
+        known = read(self.topology, self.controller).topologies
         where = f"agent.topology={self.topology}"
         if len(known) < hosts:
             raise ValueError(f"{where} has {len(known)} hosts, but the run has {hosts}: set hosts to at most {len(known)}")
@@ -132,7 +134,7 @@ class ReplayConfig(AgentConfig):
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Replay":
         everywhere = np.ones(spec.num_slots, dtype=np.bool_)
         self.check_hosts(slots=spec.slot_names, in_use=everywhere, cap=0, blueprints=spec.blueprint_names, hosts=spec.num_hosts)
-        return Replay(read(self.topology, self.of).topologies, spec)
+        return Replay(read(self.topology, self.controller).topologies, spec)
 
 
 def _styles(blend: str, held: int | None) -> list[int]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.agent.ppo.distribution import ActionDistribution, Logits, entropy_of, free_parameters, inverse_cdf, masked_log_softmax
-from esper.buffer.rollout import Seen
+from esper.buffer.rollout import TensorObservation
 from esper.env.actions import PINNED, RELEVANT, Head, Op, parameters_legal
 from esper.env.spec import EnvSpec
 from tests.agent.ppo.enumeration import enumerated, row_of
@@ -20,9 +20,9 @@ SPEC = make_spec(slots=3, blueprints=2)
 
 def random_distribution(
     seed: int, *, spec: EnvSpec = SPEC, rows: int = 4, free: bool = False, scale: float = 2.0, dtype: torch.dtype = torch.float64
-) -> tuple[ActionDistribution, Seen]:
+) -> tuple[ActionDistribution, TensorObservation]:
     rng = np.random.default_rng(seed)
-    seen = Seen.of(random_observation(spec, rng, hosts=rows, free=free))
+    seen = TensorObservation.of(random_observation(spec, rng, hosts=rows, free=free))
     parameters = {
         (op, head): torch.from_numpy(scale * rng.standard_normal((rows, spec.num_slots, spec.head_sizes[head]))).to(dtype)
         for op, head in free_parameters(seen.legal_slots, seen.legal_values, spec.head_sizes)

@@ -15,7 +15,7 @@ import torch
 
 from esper.agent.ppo.advantages import Baseline
 from esper.agent.ppo.ppo import PPO, PPOConfig
-from esper.buffer.rollout import Rollout, Seen
+from esper.buffer.rollout import Rollout, TensorObservation
 from esper.env.actions import Head, Op
 from esper.env.spec import EnvSpec
 from tests.agent.toy_envs import make_spec, random_observation
@@ -40,7 +40,7 @@ def doubled(rollout: Rollout) -> Rollout:
     for name, value in vars(rollout).items():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             setattr(rollout, name, value.double())
-    rollout.seen = Seen(**{n: t.double() if t.is_floating_point() else t for n, t in rollout.seen.tensors().items()})
+    rollout.seen = TensorObservation(**{n: t.double() if t.is_floating_point() else t for n, t in rollout.seen.tensors().items()})
     rollout.initial_state = {name: tensor.double() for name, tensor in rollout.initial_state.items()}
     return rollout
 
@@ -84,7 +84,7 @@ def side_by_side(rollout: Rollout, at: int) -> Rollout:
     for name, value in vars(rollout).items():
         if isinstance(value, torch.Tensor) and value.shape[:2] == rollout.reward_TN.shape:
             setattr(whole, name, torch.cat([value[:at], value[at:]], dim=1))
-    whole.seen = Seen(**{n: torch.cat([t[:at], t[at:]], dim=1) for n, t in rollout.seen.tensors().items()})
+    whole.seen = TensorObservation(**{n: torch.cat([t[:at], t[at:]], dim=1) for n, t in rollout.seen.tensors().items()})
     # What the second half of the rows remembers must not matter: they start with an episode.
     whole.initial_state = {n: torch.cat([t, torch.full_like(t, 7.0)]) for n, t in rollout.initial_state.items()}
     whole.num_steps = whole.length = at

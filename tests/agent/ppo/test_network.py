@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.agent.ppo.network import PolicyNetwork
-from esper.buffer.rollout import Seen
+from esper.buffer.rollout import TensorObservation
 from esper.env.actions import Head, Op
 from esper.env.spec import EnvSpec
 from esper.seeding import torch_stream
@@ -42,12 +42,12 @@ def grown(network: PolicyNetwork) -> PolicyNetwork:
     return network
 
 
-def random_sequence(*, resets: float, seed: int = 0) -> tuple[Seen, torch.Tensor]:
+def random_sequence(*, resets: float, seed: int = 0) -> tuple[TensorObservation, torch.Tensor]:
     rng = np.random.default_rng(seed)
-    steps = [Seen.of(random_observation(SPEC, rng)) for _ in range(SPEC.num_steps)]
+    steps = [TensorObservation.of(random_observation(SPEC, rng)) for _ in range(SPEC.num_steps)]
     tensors = {name: torch.stack([step.tensors()[name] for step in steps]) for name in steps[0].tensors()}
     is_init = torch.from_numpy(rng.random((SPEC.num_steps, SPEC.num_hosts)) < resets)
-    return Seen(**tensors), is_init
+    return TensorObservation(**tensors), is_init
 
 
 @pytest.mark.parametrize("resets", [0.0, 0.15, 1.0])
@@ -77,7 +77,7 @@ def test_a_reset_clears_the_memory_of_its_host_only() -> None:
     network = grown(make_network())
     seen, is_init = random_sequence(resets=0.0)
     is_init[4, 2] = True
-    changed = Seen(**(seen.tensors() | {"features": seen.features.clone()}))
+    changed = TensorObservation(**(seen.tensors() | {"features": seen.features.clone()}))
     changed.features[:4, 2] += 1.0
     with torch.no_grad():
         before, _ = network.unroll(seen, network.start(6), is_init)
@@ -91,9 +91,9 @@ def test_a_reset_clears_the_memory_of_its_host_only() -> None:
 
 def test_permuting_slots_permutes_their_scores_and_changes_nothing_else() -> None:
     network = grown(make_network())
-    seen = Seen.of(random_observation(SPEC, np.random.default_rng(0), legal=1.0))
+    seen = TensorObservation.of(random_observation(SPEC, np.random.default_rng(0), legal=1.0))
     order = torch.tensor([2, 0, 1])
-    swapped = Seen(
+    swapped = TensorObservation(
         features=seen.features,
         slots=seen.slots[:, order],
         blueprints=seen.blueprints[:, order],
@@ -113,7 +113,7 @@ def test_permuting_slots_permutes_their_scores_and_changes_nothing_else() -> Non
 
 @pytest.mark.parametrize(("identity", "depth"), [(False, False), (True, False), (False, True)])
 def test_equal_slots_differ_only_by_identity_or_depth(identity: bool, depth: bool) -> None:
-    seen = Seen.of(random_observation(SPEC, np.random.default_rng(0), legal=1.0))
+    seen = TensorObservation.of(random_observation(SPEC, np.random.default_rng(0), legal=1.0))
     seen.slots[:], seen.blueprints[:] = seen.slots[:, :1].clone(), seen.blueprints[:, :1].clone()
     network = make_network(identity=identity, depth=depth)
     with torch.no_grad():
@@ -126,14 +126,16 @@ def test_equal_slots_differ_only_by_identity_or_depth(identity: bool, depth: boo
 
 def test_the_depth_of_first_and_last_slot_is_the_same_in_every_host() -> None:
     few, many = SPEC.num_slots, 2 * SPEC.num_slots - 1  # every second of the many is as deep as one of the few
-    seen = Seen.of(random_observation(SPEC, np.random.default_rng(0)))
-    stretched = Seen(
+    seen = TensorObservation.of(random_observation(SPEC, np.random.default_rng(0)))
+    stretched = TensorObservation(
         **(
             seen.tensors()
             | {"slots": seen.slots[:, :1].expand(-1, many, -1), "blueprints": seen.blueprints[:, :1].expand(-1, many)}
         )
     )
-    alike = Seen(**(seen.tensors() | {"slots": stretched.slots[:, :few], "blueprints": stretched.blueprints[:, :few]}))
+    alike = TensorObservation(
+        **(seen.tensors() | {"slots": stretched.slots[:, :few], "blueprints": stretched.blueprints[:, :few]})
+    )
     network = grown(make_network(depth=True))
     with torch.no_grad():
         torch.testing.assert_close(network.encode(stretched)[:, ::2], network.encode(alike))
@@ -152,14 +154,14 @@ def test_any_number_of_slots(slots: int) -> None:
     spec = make_spec(hosts=6, slots=slots)
     network = make_network(spec)
     assert sum(p.numel() for p in network.parameters()) == sum(p.numel() for p in make_network().parameters())
-    seen = Seen.of(random_observation(spec, np.random.default_rng(0)))
+    seen = TensorObservation.of(random_observation(spec, np.random.default_rng(0)))
     outputs, _ = network.step(seen, network.start(6), torch.ones(6, dtype=torch.bool))
     assert outputs.distribution.slot_BOS.shape == (6, len(Op), slots)
 
 
 def test_outputs_depend_on_blueprints_and_slot_features() -> None:
     network = grown(make_network())
-    seen = Seen.of(random_observation(SPEC, np.random.default_rng(0)))
+    seen = TensorObservation.of(random_observation(SPEC, np.random.default_rng(0)))
     first = torch.ones(6, dtype=torch.bool)
     with torch.no_grad():
         base, _ = network.step(seen, network.start(6), first)
@@ -174,7 +176,7 @@ def test_outputs_depend_on_blueprints_and_slot_features() -> None:
 
 def test_a_new_policy_is_uniform_except_for_the_bias_of_waiting() -> None:
     network = make_network(wait_bias=2.0)
-    seen = Seen.of(random_observation(SPEC, np.random.default_rng(0), legal=1.0))
+    seen = TensorObservation.of(random_observation(SPEC, np.random.default_rng(0), legal=1.0))
     with torch.no_grad():
         outputs, _ = network.step(seen, network.start(6), torch.ones(6, dtype=torch.bool))
     probability = outputs.distribution.op_BO.exp()

@@ -132,7 +132,7 @@ def test_a_record_holds_seed_and_episode_of_its_hosts(tmp_path: Path) -> None:
         ),
         ([[seed(0, 0, "times")]] * 4, {}, r"holds no topologies"),
         ([[{"slot": "slot0"}]] * 4, {}, r"holds no topologies"),
-        (FOUR, {"hosts": {"heuristic": {"kept": FOUR}}}, r"agent\.of=policy is not in .*: choose one of heuristic"),
+        (FOUR, {"hosts": {"heuristic": {"kept": FOUR}}}, r"agent\.controller=policy is not in .*: choose one of heuristic"),
         (FOUR, {"hosts": [1]}, r"holds no topologies"),
     ],
 )
