@@ -246,7 +246,7 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
 
     def _current(self) -> dict[str, Array]:
         if self._now is None:
-            raise gymnasium.error.ResetNeeded("call reset() before reading the environment's state")
+            raise gymnasium.error.ResetNeeded("call reset() first")
         return self._now
 
     def _convert(self, seen: dict[str, Array]) -> Any:
