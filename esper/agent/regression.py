@@ -64,7 +64,7 @@ def choose(model: Model, samples: Sequence[Samples]) -> tuple[Fit, dict[str, flo
 def left_out_errors(x_nF: npt.ArrayLike, y_n: npt.ArrayLike) -> Float64Array:
     """Return the sum of squared leave-one-out errors of ridge regressions with each penalty in `PENALTIES` `[L]`.
 
-    Features are standardised once: a penalty then means the same in every fit.
+    Features are standardized once: a penalty then means the same in every fit.
     """
     from sklearn.linear_model import RidgeCV  # takes a second to import
 
@@ -72,7 +72,7 @@ def left_out_errors(x_nF: npt.ArrayLike, y_n: npt.ArrayLike) -> Float64Array:
 
 
 def fit_ridge(x_nF: npt.ArrayLike, y_n: npt.ArrayLike, *, penalty: float) -> Any:
-    """Return a ridge regression on standardised features."""
+    """Return a ridge regression on standardized features."""
     from sklearn.linear_model import Ridge
 
     return _fitted(Ridge(penalty, solver="svd"), x_nF, y_n)

@@ -38,7 +38,7 @@ class HostView(Protocol):
     accuracy_NH: FloatArray
     """Validation accuracy now and 1, 2, 3 epochs ago [%]; NaN before it was measured."""
     loss_N: FloatArray
-    """Validation loss [nats; for numeric targets, the loss of targets standardised over training]."""
+    """Validation loss [nats; for numeric targets, the loss of targets standardized over training]."""
     chance_loss: float
     """Loss of a guess that ignores the input."""
     state: SlotState

@@ -38,7 +38,8 @@ def grow(
     Args:
         module: any module. Hooks are added to the submodules of its slots.
         slots: paths of submodules, such as `["features.3", "layer2"]`; a slot follows each. Its output must be a tensor of
-            images `[B, C, H, W]`, vectors `[B, C]` or sequences `[B, T, C]`. A mapping gives the slots names of their own.
+            images `[B, C, H, W]`, vectors `[B, C]` or sequences `[B, T, C]`; of a tuple, list or mapping, seeds grow on the
+            first element. A mapping gives the slots names of their own.
         example: a batch of one sample or more, a tuple of the module's arguments, or a dict of its keyword arguments; it is run
             once, in evaluation mode.
         incubation: training of a newborn seed: none (active at once, as the identity), closed_loop (behind the module, in a
@@ -114,7 +115,8 @@ def _check_sequences(module: nn.Module, path: str) -> None:
             f"slots: {path} is a {type(layers[0]).__name__}, whose output is channels-first [B, C, L], but seeds grow on "
             "sequences [B, T, C]: put the slot after a submodule whose last axis is the channels"
         )
-    if any(isinstance(layer, nn.MultiheadAttention) and not layer.batch_first for layer in layers):
+    rows_first = isinstance(layers[0], nn.RNNBase) and not layers[0].batch_first
+    if rows_first or any(isinstance(layer, nn.MultiheadAttention) and not layer.batch_first for layer in layers):
         raise ValueError(
             f"slots: {path} is not batch-first (its output is [T, B, C]), but seeds grow on sequences [B, T, C]: build it with "
             "batch_first=True"

@@ -3,14 +3,15 @@
 # B batch
 
 import copy
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
 from esper.fusion.layout import Layout
@@ -25,12 +26,35 @@ from esper.seeds.informed import inform
 from esper.seeds.slot_gradients import SlotGradients
 
 
-def slot_spec(name: str, features: object) -> SlotSpec:
+def features_of(output: object) -> object:
+    """Return the part of a submodule's output on which seeds grow: the output, or the first element of a tuple, list or mapping,
+    such as the outputs of `nn.LSTM` and `nn.MultiheadAttention`, or a `ModelOutput` of Hugging Face."""
+    if isinstance(output, Mapping):
+        return next(iter(cast(Mapping[str, object], output).values()), None)
+    if isinstance(output, tuple | list) and not isinstance(output, PackedSequence):
+        return next(iter(cast(Sequence[object], output)), None)
+    return output
+
+
+def with_features(output: Any, features: Tensor) -> Any:
+    """Return a copy of a submodule's output with other features in the place of `features_of(output)`."""
+    if isinstance(output, Mapping):
+        changed: Any = copy.copy(output)
+        changed[next(iter(changed))] = features
+        return changed
+    if isinstance(output, tuple | list):
+        rest = [features, *output[1:]]
+        return type(output)(*rest) if hasattr(output, "_fields") else type(output)(rest)
+    return features
+
+
+def slot_spec(name: str, output: object) -> SlotSpec:
     """Return the slot after a submodule with this output.
 
     Raises:
         ValueError: no seed can grow on such an output.
     """
+    features = features_of(output)
     if isinstance(features, Tensor) and features.is_floating_point():
         for layout in Layout:
             axes, axis = AXES[layout]
@@ -99,8 +123,10 @@ class GrowingSlot(nn.Module):
         """Put the slot after a submodule."""
         return submodule.register_forward_hook(self._after)
 
-    def _after(self, _: nn.Module, __: tuple[object, ...], output: Tensor) -> Tensor:
-        return self(output)
+    def _after(self, _: nn.Module, __: tuple[object, ...], output: Any) -> Any:
+        given = features_of(output)
+        features = self(given)
+        return output if features is given else with_features(output, features)
 
     def plant(self, blueprint: BlueprintConfig, how: Blend, like: Tensor, gradients: SlotGradients | None) -> None:
         """Plant a newborn seed, with initial weights from torch's global random stream.

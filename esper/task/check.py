@@ -90,7 +90,7 @@ def mistakes(data: Data, layout: Layout, *, numbers: bool = False) -> list[str]:
             found.append(
                 f"train_x has mean {mean:.3g} and standard deviation {std:.3g}{' after Data.mean and Data.std' * scaled}: "
                 "hosts learn best from mean 0 and standard deviation 1, so "
-                f"{'correct these two, for inputs from 0 to 255' if scaled else 'standardise it'}"
+                f"{'correct these two, for inputs from 0 to 255' if scaled else 'standardize it'}"
             )
     if not numbers and (most := ends(data.train_y)[1]) < data.num_classes - 1:
         found.append(

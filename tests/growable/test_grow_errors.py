@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 
 import esper
 from esper.config import ConfigError
@@ -33,8 +34,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "unknown submodule": (lambda: esper.grow(module(), ["conv1"], batch()[0]), "no submodule 'conv1': choose from 0, 1"),
     "shared submodule": (lambda: esper.grow(Twice(), ["map"], torch.ones(2, 4)), "map runs 2 times"),
     "no features": (
-        lambda: esper.grow(nn.Sequential(nn.LSTM(4, 4)), ["0"], torch.ones(2, 3, 4)),
-        "slot 0: the output of this submodule is a tuple",
+        lambda: esper.grow(nn.Sequential(nn.LSTM(4, 4)), ["0"], (pack_sequence([torch.ones(3, 4)]),)),
+        "slot 0: the output of this submodule is a PackedSequence",
     ),
     "incubation": (lambda: grown(incubation="closed"), "choose from straight_through, closed_loop, none"),
     "incubation twice": (lambda: grown(incubation="closed_loop", rules=SlotsConfig()), "set it in rules only"),

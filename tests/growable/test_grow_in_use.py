@@ -131,6 +131,8 @@ def test_a_checkpoint_of_another_incubation_is_refused() -> None:
         (lambda: [nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4)], "1", (2, 3, 9), "slots: 1 is a BatchNorm1d, whose output is chan"),
         (lambda: [nn.TransformerEncoderLayer(8, 2)], "0", (5, 2, 8), "slots: 0 is not batch-first"),
         (lambda: [nn.TransformerEncoderLayer(8, 2, batch_first=True)], "0", (2, 5, 8), ""),
+        (lambda: [nn.GRU(8, 4)], "0", (5, 2, 8), "slots: 0 is not batch-first"),
+        (lambda: [nn.GRU(8, 4, batch_first=True)], "0", (2, 5, 8), ""),
         (lambda: [nn.Linear(8, 8), nn.BatchNorm1d(8)], "1", (4, 8), ""),
     ],
 )

@@ -1,0 +1,98 @@
+"""`esper.grow` after submodules whose output is more than a tensor."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper
+from tests.growable.test_grow import moved
+
+
+class Pair(NamedTuple):
+    hidden: Tensor
+    rest: Tensor
+
+
+class Packed(nn.Linear):
+    """A layer that packs its features, h, with other values."""
+
+    def __init__(self, pack: Callable[[Tensor], Any]) -> None:
+        super().__init__(4, 3)
+        self.pack = pack
+
+    def forward(self, input: Tensor) -> Any:
+        return self.pack(super().forward(input))
+
+
+class Network(nn.Module):
+    def __init__(self, pack: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.first, self.last = Packed(pack), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.packed = self.first(x)
+        first, self.second = self.packed.values() if isinstance(self.packed, dict) else self.packed
+        return self.last(first) + self.second
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        lambda h: (h, h.sum()),
+        lambda h: [h, h.sum()],
+        lambda h: Pair(h, h.sum()),
+        lambda h: OrderedDict(hidden=h, rest=h.sum()),
+    ],
+)
+def test_seeds_grow_on_the_first_element_of_an_output(pack: Callable[[Tensor], Any]) -> None:
+    torch.manual_seed(0)
+    x, plain = torch.randn(5, 4), Network(pack)
+    before, kind = plain(x), type(plain.packed)
+    net = esper.grow(plain, ["first"], x)
+    net.germinate("first", "mlp_small")
+    net.advance("first")
+    seed = net.seed("first")
+    assert seed is not None
+    moved(seed)
+    h, second = nn.Linear.forward(plain.first, x), plain.second
+    torch.testing.assert_close(net(x), plain.last(h + seed(h)) + second)
+    assert type(plain.packed) is kind
+    assert torch.equal(plain.second, second)
+    net(x).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in seed.parameters())
+    net.prune("first")
+    assert torch.equal(net(x), before)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        self.lstm, self.after, self.last = nn.LSTM(4, 3, batch_first=True), nn.Identity(), nn.Linear(3, 2)
+        self.plain = plain
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, (h, _) = self.lstm(x)
+        return self.last((self.after(rows) if self.plain else rows)[:, -1]) + h.mean()
+
+
+def test_measurements_after_an_lstm_are_those_after_its_sequence() -> None:
+    x, y = torch.randn(64, 5, 4), torch.randn(64, 2)
+    found: list[tuple[Any, Any]] = []
+    for path in ("after", "lstm"):
+        torch.manual_seed(0)
+        net = esper.grow(Recurrent(path == "after"), {"slot": path}, x)
+
+        def loss(net: nn.Module = net) -> Tensor:
+            return (net(x) - y).square().mean()
+
+        potential = net.potential(loss, ["mlp_small"])
+        net.germinate("slot", "mlp_small")
+        moved(net.seed("slot"))
+        net.advance("slot")
+        found.append((potential, net.contributions(lambda net=net: -(net(x) - y).square().mean(1))))  # pyright: ignore
+    assert found[0] == found[1]
+    assert found[0][1]["slot"].value != 0
