@@ -74,9 +74,15 @@ def source(program: ExportedProgram) -> tuple[str, dict[str, Tensor]]:
     graph.eliminate_dead_code()
     graph.set_codegen(CodeGen())
     graph.lint()
-    used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
-    buffers = dict(module.named_buffers())
-    held = dict(module.named_parameters()) | buffers
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    held = dict(module.named_parameters(remove_duplicate=False)) | buffers
+    first: dict[int, str] = {}
+    for name, tensor in held.items():
+        first.setdefault(id(tensor), name)
+    constants = [node for node in graph.nodes if node.op == "get_attr"]
+    for node in constants:  # a weight that two layers share stays one weight
+        node.target = first[id(held[str(node.target)])]
+    used = {str(node.target) for node in constants}
     state = {name: held[name].detach().clone().contiguous() for name in sorted(used)}
     lines = graph.python_code("self").src.strip().split("\n")
     text = SOURCE.replace("@BUFFERS@", repr(tuple(name for name in state if name in buffers)))

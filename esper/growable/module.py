@@ -318,7 +318,7 @@ class GrowableModule(nn.Module):
         refusal.check_export(format, samples)
         with evaluating(self):
             with torch.no_grad():
-                self(samples)  # a wrong shape fails here, in one line
+                refusal.check_exported(self(samples))  # a wrong shape fails here, in one line
             about = contents(self.module, dict(zip(self._names, self._slots, strict=True)), samples)
             return write(OneInput(on_cpu(self)), samples.cpu(), Path(folder), format, about)
 

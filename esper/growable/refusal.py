@@ -29,6 +29,7 @@ ADVANCES = {
     Stage.HOLDING: "a holding seed is fossilized next, once contributions() has measured gates.min_contribution at alpha 1",
 }
 """What a seed needs to leave each stage; a germinated one may advance at once."""
+ONE_TENSOR = "before esper.grow, wrap the network in a module that takes one tensor and returns one"
 
 
 def message(doing: str, slot: str, stage: Stage, age: int) -> str:
@@ -72,8 +73,16 @@ def check_export(format: str, samples: Tensor) -> None:
     """Raise ValueError if a network cannot be exported in a format, or not be compared on these samples."""
     if format not in FORMATS:
         raise ValueError(f"format={format!r} is not known: choose from {', '.join(FORMATS)}")
+    if not isinstance(samples, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"samples must be one tensor, got a {type(samples).__name__}: {ONE_TENSOR}")
     if len(samples) < 3:
         raise ValueError(f"samples must be at least three, got {len(samples)}")
+
+
+def check_exported(outputs: object) -> None:
+    """Raise ValueError if a network returns anything but a tensor, which no format of a grown network can hold."""
+    if not isinstance(outputs, Tensor):
+        raise ValueError(f"the network returns a {type(outputs).__name__}, but export needs one tensor: {ONE_TENSOR}")
 
 
 def before_planting(module: nn.Module, slot: str, path: str) -> None:

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import esper
 from esper.config import ConfigError
+from esper.growable.module import GrowableModule
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
 from esper.seeds.blueprints.cnn import ConvLightConfig
@@ -27,6 +28,10 @@ class Twice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.map(self.map(x))
+
+
+def recurrent() -> GrowableModule:
+    return esper.grow(nn.Sequential(nn.LSTM(4, 4, batch_first=True)), ["0"], torch.ones(2, 3, 4))
 
 
 BAD: dict[str, tuple[Callable[[], object], str]] = {
@@ -84,6 +89,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "score": (lambda: active(grown()).contributions(lambda: float("nan")), "returned NaN or infinity, so nothing was recorded"),
     "one sample": (lambda: grown().export("/nowhere", batch()[0][:1]), "samples must be at least three, got 1"),
+    "samples by name": (lambda: grown().export("/nowhere", {"x": batch()[0]}), "samples must be one tensor, got a dict: before"),  # pyright: ignore
+    "two outputs": (lambda: recurrent().export("/nowhere", torch.ones(3, 4, 4)), "returns a tuple, but export needs one tensor"),
     "export": (lambda: grown().export("/nowhere", batch()[0], "tflite"), "format=.tflite. is not known"),
 }
 

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -96,3 +97,25 @@ def test_measurements_after_an_lstm_are_those_after_its_sequence() -> None:
         found.append((potential, net.contributions(lambda net=net: -(net(x) - y).square().mean(1))))  # pyright: ignore
     assert found[0] == found[1]
     assert found[0][1]["slot"].value != 0
+
+
+class Tied(nn.Module):
+    """Two layers that share a weight, as those of many language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.write = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.write.weight = self.read.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.write(self.read(x))
+
+
+def test_a_shared_weight_is_one_weight_of_the_files(tmp_path: Path) -> None:
+    net, x = esper.grow(Tied(), ["read"], torch.ones(2, 4)), torch.randn(5, 4)
+    assert net.export(tmp_path, x) < 1e-5
+    names: dict[str, Any] = {"__file__": str(tmp_path / "network.py")}
+    exec((tmp_path / "network.py").read_text(), names)
+    found = names["load"](tmp_path)
+    torch.testing.assert_close(found(x), net(x))
+    assert [tuple(parameter.shape) for parameter in found.parameters()].count((4, 4)) == 1
