@@ -69,7 +69,7 @@ class GrowableModule(nn.Module):
         self._born: list[int] = []
         """Slots with a seed, in the order of their planting."""
         self._groups: SeedGroups | None = None
-        self._loop_ran = self._whole = True
+        self._loop_ran, self._whole, self._learns_in_loop = True, True, False
         self.slots = nn.ModuleList([GrowingSlot(spec) for spec in specs])
         for slot, path in zip(self._slots, self._paths, strict=True):
             slot.hook(module.get_submodule(path))
@@ -82,8 +82,8 @@ class GrowableModule(nn.Module):
         return cast(list[GrowingSlot], list(self.slots))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.training and torch.is_grad_enabled():
-            self._loop_ran &= not self._in_loop().any()
+        if self._learns_in_loop and self.training and torch.is_grad_enabled():  # plain values, for torch.compile
+            self._loop_ran = False
         return self.module(*args, **kwargs)
 
     # ---- what there is
@@ -379,15 +379,14 @@ class GrowableModule(nn.Module):
 
     def _play(self) -> None:
         """Give every seed its role, and drop the gradients of seeds that do not learn, so that no optimizer applies them."""
-        roles = operations.roles(self._state, self.rules)
+        roles, self._learns_in_loop = operations.roles(self._state, self.rules), bool(self._in_loop().any())
         closed = self.rules.incubation is Incubation.closed_loop
         for index, slot in enumerate(self._slots):
             alpha, behind, learns = float(roles.alpha[0, index]), bool(roles.behind[0, index]), bool(roles.learns[0, index])
             if roles.blueprint[0, index] == EMPTY or (behind and closed):
                 slot.play(replace(OFF, learns=learns))
             else:
-                pull = 1.0 if behind else alpha
-                slot.play(SeedRole(alpha=alpha, pull=pull, opens=bool(roles.open[0, index]), learns=learns))
+                slot.play(SeedRole(alpha=alpha, straight=behind, opens=bool(roles.open[0, index]), learns=learns))
             if slot.seed is not None and not learns:
                 slot.seed.zero_grad(set_to_none=True)
 

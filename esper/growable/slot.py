@@ -15,7 +15,6 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
 from esper.fusion.layout import Layout
-from esper.growth.blend import blend, isolate
 from esper.growth.compatibility import AXES
 from esper.growth.mode import set_evaluation
 from esper.hosts.base import SlotSpec
@@ -91,16 +90,16 @@ class SeedRole:
 
     alpha: float
     """Blend weight, in [0, 1]."""
-    pull: float
-    """Weight of the seed's gradient: alpha, or 1 while it trains behind the module."""
+    straight: bool
+    """True if the seed learns behind the module, straight-through: alpha is 0, but the seed's gradient is that of alpha 1."""
     opens: bool
     """True if the seed's gradient reaches the layers before it."""
     learns: bool
     """True if the seed's parameters get a gradient."""
 
 
-OFF = SeedRole(alpha=0.0, pull=0.0, opens=False, learns=False)
-IN_LOOP = SeedRole(alpha=1.0, pull=1.0, opens=True, learns=True)
+OFF = SeedRole(alpha=0.0, straight=False, opens=False, learns=False)
+IN_LOOP = SeedRole(alpha=1.0, straight=False, opens=True, learns=True)
 """Role of an incubating seed in the pass of a closed loop."""
 
 
@@ -112,9 +111,10 @@ class GrowingSlot(nn.Module):
         self.spec = spec
         self.seed: nn.Module | None = None
         self.blueprint: BlueprintConfig | None = None
-        self.blend, self.role = Blend.ADD, OFF
+        self.blend = Blend.ADD
         self._born: list[tuple[int, Tensor]] = []
         self._learnable: list[nn.Parameter] = []
+        self.play(OFF)
         self.capturing = False
         """If true, append the outputs of the slot to `captured`."""
         self.captured: list[Tensor] = []
@@ -157,17 +157,20 @@ class GrowingSlot(nn.Module):
 
     def clear(self) -> None:
         """Remove the seed."""
-        self.seed, self.blueprint, self.role = None, None, OFF
+        self.seed, self.blueprint = None, None
         self._born, self._learnable = [], []
+        self.play(OFF)
 
     def play(self, role: SeedRole) -> None:
         """Set the role of the seed until the next call."""
         self.role = role
+        self._blended, self._straight, self._opens = role.alpha > 0, role.straight, role.opens
+        self._alpha = torch.tensor(role.alpha)  # a tensor, so that torch.compile does not compile again for each value
         for parameter in self._learnable:  # others are frozen by the blueprint
             parameter.requires_grad_(role.learns)
 
     def forward(self, h: Tensor) -> Tensor:
-        if self.seed is not None and (self.role.alpha > 0 or (self.role.pull > 0 and torch.is_grad_enabled())):
+        if self.seed is not None and (self._blended or (self._straight and torch.is_grad_enabled())):
             h = self._with(self.seed, h)
         if self.capturing:
             h = h if h.requires_grad else h.detach().requires_grad_()
@@ -177,15 +180,24 @@ class GrowingSlot(nn.Module):
 
     def _with(self, seed: nn.Module, h: Tensor) -> Tensor:
         """Return the output of the slot with its seed."""
-        role, times = self.role, self.blend is Blend.MULTIPLY
-        if not torch.is_grad_enabled():  # the same numbers in operations that every exporter knows
-            delta = seed(h).to(h.dtype)
-            return h * (1 + role.alpha * torch.tanh(delta)) if times else h + role.alpha * delta
-        alpha, pull = (torch.full((1,), value, device=h.device) for value in (role.alpha, role.pull))
-        x = h if role.opens else isolate(h, torch.zeros(1, dtype=torch.bool, device=h.device))
-        delta = seed(x).to(h.dtype)
-        only = torch.zeros(1, dtype=torch.long, device=h.device)
-        return blend(h, delta, alpha, pull, only, 1, torch.ones_like(only, dtype=torch.bool) if times else None)
+        delta = seed(h if self._opens else h.detach()).to(h.dtype)
+        if self.blend is Blend.MULTIPLY:
+            delta = (h.detach() if self._straight else h) * torch.tanh(delta)
+        if self._straight:
+            return h + _Straight.apply(delta)
+        return h + (self.role.alpha if torch.compiler.is_exporting() else self._alpha) * delta
+
+
+class _Straight(torch.autograd.Function):
+    """Zero, or NaN where delta is not finite, with the gradient of delta."""
+
+    @staticmethod
+    def forward(ctx: Any, delta: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return 0.0 * delta
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad
 
 
 def on_cpu(network: nn.Module) -> nn.Module:
@@ -226,7 +238,7 @@ def slot_gradients(slots: list[GrowingSlot], loss: Callable[[], Tensor]) -> list
     for slot in slots:
         slot.captured, slot.capturing = [], True
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), torch.compiler.set_stance("force_eager"):  # a compiled program returns copies of the features
             value = loss()
             given = cast(object, value)
             if not isinstance(given, Tensor) or given.numel() != 1:

@@ -33,7 +33,8 @@ class _Blend(torch.autograd.Function):
         multiplies_L: Tensor | None,
         members: int,
     ) -> Tensor:
-        ctx.members, effect, mixed = members, delta, tuple[Tensor, ...]()
+        mixed: tuple[Tensor, ...] = ()
+        ctx.members, effect = members, delta
         if multiplies_L is not None:
             product = take_members(h, active_L, members) * torch.tanh(delta)
             effect, mixed = torch.where(per_member(multiplies_L, delta), product, delta), (alpha_L, multiplies_L, h, delta)
@@ -90,16 +91,17 @@ def blend(
 ) -> Tensor:
     """Return the output of a slot: y for the live members, h for the others.
 
-        ADD        y = h + alpha * delta                 dy/dh = 1                          dy/ddelta = pull
-        GATE       y = h + alpha * g * delta             dy/dh = 1                          dy/d(g delta) = pull
-        MULTIPLY   y = h * (1 + alpha * tanh(delta))     dy/dh = 1 + alpha * tanh(delta)    dy/ddelta = pull * h * sech(delta)^2
+        ADD        y = h + alpha * delta                 dy/dh = 1                          dy/ddelta = scale
+        GATE       y = h + alpha * g * delta             dy/dh = 1                          dy/d(g delta) = scale
+        MULTIPLY   y = h * (1 + alpha * tanh(delta))     dy/dh = 1 + alpha * tanh(delta)    dy/ddelta = scale * h * sech(delta)^2
 
     dy/dh is the direct part; the path through the seed's input comes on top unless it is isolated. GATE is ADD of the product
     g(x) * delta(x), which the seed's module computes (see `gated`).
 
-    `pull` is alpha for a seed that is blended in. A seed in training behind the host has alpha 0 and pull 1, the straight-through
-    estimator (Bengio et al. 2013): the output is h, and the seed learns as if it were fully in. Where delta is finite, alpha 0
-    leaves h and the host's gradient unchanged bit for bit; a NaN delta propagates, so a non-finite seed is detected at once.
+    `scale`, one of `grad_scale_L`, is alpha for a seed that is blended in. A seed in training behind the host has alpha 0 and
+    scale 1, the straight-through estimator (Bengio et al. 2013): the output is h, and the seed learns as if it were fully in.
+    Where delta is finite, alpha 0 leaves h and the host's gradient unchanged bit for bit; a NaN delta propagates, so a non-finite
+    seed is detected at once.
 
     Args:
         h: host features of M members, in any layout.

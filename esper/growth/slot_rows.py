@@ -67,14 +67,14 @@ class SlotRows:
             grad_scale_L: see `BankRows`.
             open_L: seeds whose gradient reaches the features, bool; None for all.
         """
-        active, alpha, pull = active_L.numpy(), alpha_L.numpy(), grad_scale_L.numpy()
+        active, alpha, scale = active_L.numpy(), alpha_L.numpy(), grad_scale_L.numpy()
         opens = np.ones(len(active), np.bool_) if open_L is None else open_L.numpy()
         ends = np.cumsum(sizes)
         parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         return cls(
             members=members,
             banks=tuple(
-                BankRows(places_L=active[part], alpha_L=alpha[part], grad_scale_L=pull[part], open_O=np.flatnonzero(opens[part]))
+                BankRows(places_L=active[part], alpha_L=alpha[part], grad_scale_L=scale[part], open_O=np.flatnonzero(opens[part]))
                 for part in parts
             ),
             bare=np.setdiff1d(np.arange(members), active),
