@@ -87,7 +87,7 @@ class StrictWatchdogConfig(WatchdogConfig):
 
 @dataclass(kw_only=True, slots=True)
 class TolerantWatchdogConfig(WatchdogConfig):
-    """The watchdog for tasks in which a loss rises by itself, as where data drift: hosts that are non-finite, or whose loss is
+    """The watchdog for tasks in which a loss rises by itself, as where data drifts: hosts that are non-finite, or whose loss is
     far beyond chance, are rolled back, and none is suspect."""
 
     chance_multiple: float = 10.0

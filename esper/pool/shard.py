@@ -266,7 +266,7 @@ class Shard:
         """Measure every member under V settings of its alphas, on its data as in the last epoch of training.
 
         No member is changed, batch statistics included. A member is computed again only if its parameters, its alphas or its
-        data have changed since its last measurement: a frozen host is rarely computed again once its seed has learned.
+        data has changed since its last measurement: a frozen host is rarely computed again once its seed has learned.
 
         Args:
             alpha_VMS: blend weights; variant 0 is the baseline of the others.

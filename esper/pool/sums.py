@@ -1,6 +1,6 @@
 """What a shard measures: sums over the samples of a split, and scores, losses and errors from them.
 
-Sums of members that have not changed are kept: a frozen host gives the same results until its seed learns or its data drift.
+Sums of members that have not changed are kept: a frozen host gives the same results until its seed learns or its data drifts.
 """
 
 # M members, L measured members, B batch, T targets of a sample, V variants

@@ -33,7 +33,7 @@ class Conclusion(StrEnum):
     exploratory = "exploratory"
     """No verdict: the comparison was not planned before the experiment."""
     withheld = "withheld"
-    """No verdict: the data do not permit what they seem to show; the warnings tell why."""
+    """No verdict: the data does not permit what they seem to show; the warnings tell why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -109,7 +109,7 @@ def check_data(state: Mapping[str, Any], found: Mapping[str, object]) -> None:
         found: what `Environment.hparams` returns now.
 
     Raises:
-        ConfigError: the data differ.
+        ConfigError: the data differs.
     """
     if changed := _other_data(state, found):
         raise ConfigError(f"the run was started on {changed}: restore the data, or start a new run")
