@@ -6,6 +6,7 @@ import io
 import json
 import warnings
 from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,9 @@ def source(program: ExportedProgram) -> tuple[str, dict[str, Tensor]]:
     for name, tensor in held.items():
         first.setdefault(id(tensor), name)
     constants = [node for node in graph.nodes if node.op == "get_attr"]
+    for name in {str(node.target) for node in constants}.difference(held):  # a tensor that is neither parameter nor buffer
+        held[name] = buffers[name] = _constant(module, name)
+        first.setdefault(id(held[name]), name)
     for node in constants:  # a weight that two layers share stays one weight
         node.target = first[id(held[str(node.target)])]
     used = {str(node.target) for node in constants}
@@ -87,6 +91,21 @@ def source(program: ExportedProgram) -> tuple[str, dict[str, Tensor]]:
     lines = graph.python_code("self").src.strip().split("\n")
     text = SOURCE.replace("@BUFFERS@", repr(tuple(name for name in state if name in buffers)))
     return text + "\n".join(f"    {line}" if line.strip() else "" for line in lines) + "\n", state
+
+
+def _constant(module: nn.Module, path: str) -> Tensor:
+    """Return a tensor that an exported program reads.
+
+    Raises:
+        ConfigError: it reads a program of its own instead.
+    """
+    found: Any = reduce(getattr, path.split("."), module)
+    if not isinstance(found, Tensor):
+        raise ConfigError(
+            "this network has a nested program (torch.autocast, torch.cond), which Python source cannot hold: "
+            "choose format=export"
+        )
+    return found
 
 
 def _written(text: str, folder: Path) -> dict[str, Any]:

@@ -76,7 +76,11 @@ def _specs(module: nn.Module, places: Mapping[str, str], example: Any) -> list[S
     for path in places.values():
         if not path or path not in known:
             some = ", ".join([path for path in known if path][:12])
-            raise ValueError(f"slots: the module has no submodule {path!r}: choose from {some}, ... (module.named_modules())")
+            remedy = f"choose from {some}, ... (module.named_modules())" if some else "wrap it in nn.Sequential, and name '0'"
+            raise ValueError(f"slots: the module has no submodule {path!r}: {remedy}")
+        parents = path.split(".")[:-1]
+        if any(_is_compiled(known[".".join(parents[:depth])]) for depth in range(len(parents) + 1)):
+            raise ValueError(f"slots: {path} is inside a compiled module: call esper.grow first, then torch.compile its result")
         if has_slot(known[path]):
             raise ValueError(f"slots: submodule {path!r} has a slot already: use the network that esper.grow returned")
         if isinstance(known[path], CHANNELS_FIRST):
@@ -105,6 +109,11 @@ def _specs(module: nn.Module, places: Mapping[str, str], example: Any) -> list[S
     for spec in (spec for spec in specs if spec.layout is Layout.SEQUENCES):
         _check_sequences(module, places[spec.name])
     return specs
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return whether `torch.compile` made a module. Its programs ignore hooks that were added later."""
+    return type(module).__name__ == "OptimizedModule"  # not imported: that takes a second
 
 
 def _check_sequences(module: nn.Module, path: str) -> None:

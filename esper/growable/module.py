@@ -6,7 +6,6 @@ See docs/howto/grow.md.
 
 # K blueprints
 
-import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -206,9 +205,7 @@ class GrowableModule(nn.Module):
         learnt_S = operations.roles(self._state, self.rules).learns[0] & (self._state.stage_age[0] >= 1)  # for an epoch
         for name, slot, learned in zip(self._names, self._slots, learnt_S, strict=True):
             if learned and slot.untrained():
-                warnings.warn(
-                    f"no optimizer has changed the seed in slot {name} in an epoch: call net.attach(optimizer)", stacklevel=2
-                )
+                refusal.warn_untrained(name)
         self._set(operations.tick(self._state, self.rules, self.gates))
 
     def incubate(self, loss: Callable[[], Tensor]) -> None:

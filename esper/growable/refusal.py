@@ -74,7 +74,8 @@ def check_export(format: str, samples: Tensor) -> None:
     if format not in FORMATS:
         raise ValueError(f"format={format!r} is not known: choose from {', '.join(FORMATS)}")
     if not isinstance(samples, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"samples must be one tensor, got a {type(samples).__name__}: {ONE_TENSOR}")
+        remedy = ONE_TENSOR if isinstance(samples, tuple | dict) else "convert it"
+        raise ValueError(f"samples must be one tensor, got a {type(samples).__name__}: {remedy}")
     if len(samples) < 3:
         raise ValueError(f"samples must be at least three, got {len(samples)}")
 
@@ -83,6 +84,15 @@ def check_exported(outputs: object) -> None:
     """Raise ValueError if a network returns anything but a tensor, which no format of a grown network can hold."""
     if not isinstance(outputs, Tensor):
         raise ValueError(f"the network returns a {type(outputs).__name__}, but export needs one tensor: {ONE_TENSOR}")
+
+
+def warn_untrained(slot: str) -> None:
+    """Warn that a seed has not learned in an epoch."""
+    warnings.warn(
+        f"no optimizer has changed the seed in slot {slot} in an epoch: call net.attach(optimizer), and check that the loss "
+        "depends on this slot",
+        stacklevel=3,
+    )
 
 
 def before_planting(module: nn.Module, slot: str, path: str) -> None:

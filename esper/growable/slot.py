@@ -3,6 +3,7 @@
 # B batch
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,9 +39,15 @@ def features_of(output: object) -> object:
 def with_features(output: Any, features: Tensor) -> Any:
     """Return a copy of a submodule's output with other features in the place of `features_of(output)`."""
     if isinstance(output, Mapping):
-        changed: Any = copy.copy(output)
-        changed[next(iter(changed))] = features
-        return changed
+        changed = {**output, next(iter(output)): features}
+        kind: Any = type(output)
+        if hasattr(kind, "__dataclass_fields__"):  # as a ModelOutput of Hugging Face
+            return kind(**changed)
+        if kind in (dict, OrderedDict):
+            return kind(changed)
+        copied: Any = copy.copy(output)
+        copied.update(changed)
+        return copied
     if isinstance(output, tuple | list):
         rest = [features, *output[1:]]
         return type(output)(*rest) if hasattr(output, "_fields") else type(output)(rest)
@@ -59,10 +66,13 @@ def slot_spec(name: str, output: object) -> SlotSpec:
             axes, axis = AXES[layout]
             if features.dim() == axes:
                 return SlotSpec(name, features.shape[axis], layout)
-    found = f"the shape {tuple(features.shape)}" if isinstance(features, Tensor) else f"a {type(features).__name__}"
+    found = f"is a {type(features).__name__}"
+    if isinstance(features, Tensor):
+        found = f"has the shape {tuple(features.shape)}" if features.is_floating_point() else f"holds {features.dtype}"
+    part = "output" if features is output else "first element of the output"
     raise ValueError(
-        f"slot {name}: the output of this submodule is {found}, and seeds grow on images [B, C, H, W], vectors [B, C] and "
-        "sequences [B, T, C]: choose another submodule"
+        f"slot {name}: the {part} of this submodule {found}, but seeds grow on floating-point images [B, C, H, W], vectors "
+        "[B, C] and sequences [B, T, C]: choose another submodule"
     )
 
 
@@ -165,7 +175,8 @@ class GrowingSlot(nn.Module):
         """Set the role of the seed until the next call."""
         self.role = role
         self._blended, self._straight, self._opens = role.alpha > 0, role.straight, role.opens
-        self._alpha = torch.tensor(role.alpha)  # a tensor, so that torch.compile does not compile again for each value
+        with torch.inference_mode(False):  # a measurement without gradients also sets roles
+            self._alpha = torch.tensor(role.alpha, device="cpu")  # no number: torch.compile would compile again for each value
         for parameter in self._learnable:  # others are frozen by the blueprint
             parameter.requires_grad_(role.learns)
 
@@ -184,20 +195,8 @@ class GrowingSlot(nn.Module):
         if self.blend is Blend.MULTIPLY:
             delta = (h.detach() if self._straight else h) * torch.tanh(delta)
         if self._straight:
-            return h + _Straight.apply(delta)
+            return h + (delta - delta.detach())  # 0, or NaN where delta is not finite
         return h + (self.role.alpha if torch.compiler.is_exporting() else self._alpha) * delta
-
-
-class _Straight(torch.autograd.Function):
-    """Zero, or NaN where delta is not finite, with the gradient of delta."""
-
-    @staticmethod
-    def forward(ctx: Any, delta: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return 0.0 * delta
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return grad
 
 
 def on_cpu(network: nn.Module) -> nn.Module:

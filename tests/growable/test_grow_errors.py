@@ -30,6 +30,11 @@ class Twice(nn.Module):
         return self.map(self.map(x))
 
 
+class Second(nn.Module):
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[1]
+
+
 def recurrent() -> GrowableModule:
     return esper.grow(nn.Sequential(nn.LSTM(4, 4, batch_first=True)), ["0"], torch.ones(2, 3, 4))
 
@@ -40,7 +45,16 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "shared submodule": (lambda: esper.grow(Twice(), ["map"], torch.ones(2, 4)), "map runs 2 times"),
     "no features": (
         lambda: esper.grow(nn.Sequential(nn.LSTM(4, 4)), ["0"], (pack_sequence([torch.ones(3, 4)]),)),
-        "slot 0: the output of this submodule is a PackedSequence",
+        "slot 0: the first element of the output of this submodule is a PackedSequence",
+    ),
+    "no submodules": (lambda: esper.grow(nn.Linear(4, 4), [""], torch.ones(2, 4)), "wrap it in nn.Sequential, and name '0'"),
+    "integers": (
+        lambda: esper.grow(nn.Sequential(nn.MaxPool2d(2, return_indices=True), Second(), nn.Flatten()), ["1"], batch()[0]),
+        "slot 1: the output of this submodule holds torch.int64, but seeds grow on floating-point images",
+    ),
+    "compiled": (
+        lambda: esper.grow(torch.compile(module(), backend="eager"), ["_orig_mod.1"], batch()[0]),  # pyright: ignore
+        "is inside a compiled module: call esper.grow first",
     ),
     "incubation": (lambda: grown(incubation="closed"), "choose from straight_through, closed_loop, none"),
     "incubation twice": (lambda: grown(incubation="closed_loop", rules=SlotsConfig()), "set it in rules only"),

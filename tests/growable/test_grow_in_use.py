@@ -145,6 +145,17 @@ def test_sequences_have_the_batch_first_and_the_channels_last(layers: Any, path:
         esper.grow(module, [path], x).germinate(path, "norm")
 
 
+def test_a_measurement_in_inference_mode_does_not_end_training() -> None:
+    net, (x, _) = active(grown()), batch()
+    with torch.inference_mode():
+        net.contributions(lambda: net(x)[:, 0])
+        with net.without("early"):
+            net(x)
+        net.begin_epoch()
+    net(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in net.slots.parameters())
+
+
 def test_layers_that_may_have_their_channels_in_the_middle_are_warned_of() -> None:
     with pytest.warns(UserWarning, match=r"^slot after 1: its output is taken for sequences \[B, T, C\], but other layers"):
         esper.grow(nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU()), ["1"], torch.randn(2, 3, 9))

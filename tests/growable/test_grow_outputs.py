@@ -2,6 +2,8 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,12 +12,24 @@ import torch
 from torch import Tensor, nn
 
 import esper
+from esper.config import ConfigError
 from tests.growable.test_grow import moved
 
 
 class Pair(NamedTuple):
     hidden: Tensor
     rest: Tensor
+
+
+@dataclass
+class Outputs(OrderedDict[str, Tensor]):
+    """Stands for an output of Hugging Face: a mapping with attributes, made from keyword arguments."""
+
+    hidden: Tensor
+    rest: Tensor
+
+    def __post_init__(self) -> None:
+        self.update(hidden=self.hidden, rest=self.rest)
 
 
 class Packed(nn.Linear):
@@ -46,7 +60,8 @@ class Network(nn.Module):
         lambda h: (h, h.sum()),
         lambda h: [h, h.sum()],
         lambda h: Pair(h, h.sum()),
-        lambda h: OrderedDict(hidden=h, rest=h.sum()),
+        lambda h: {"hidden": h, "rest": h.sum()},
+        lambda h: Outputs(hidden=h, rest=h.sum()),
     ],
 )
 def test_seeds_grow_on_the_first_element_of_an_output(pack: Callable[[Tensor], Any]) -> None:
@@ -63,6 +78,8 @@ def test_seeds_grow_on_the_first_element_of_an_output(pack: Callable[[Tensor], A
     torch.testing.assert_close(net(x), plain.last(h + seed(h)) + second)
     assert type(plain.packed) is kind
     assert torch.equal(plain.second, second)
+    torch.compiler.reset()
+    assert torch.equal(torch.compile(net, backend="eager", fullgraph=True)(x), net(x))
     net(x).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in seed.parameters())
     net.prune("first")
@@ -109,6 +126,25 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.write(self.read(x))
+
+
+class Constants(nn.Module):
+    """A layer, and tensors that are neither parameters nor buffers."""
+
+    def __init__(self, autocast: bool) -> None:
+        super().__init__()
+        self.read, self.constant, self.autocast = nn.Linear(4, 4), torch.randn(4), autocast
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16) if self.autocast else nullcontext():
+            return self.read(x) + self.constant + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def test_constants_are_part_of_the_files_and_nested_programs_are_refused(tmp_path: Path) -> None:
+    x = torch.randn(5, 4)
+    assert esper.grow(Constants(False), ["read"], x).export(tmp_path, x, "safetensors") < 1e-5
+    with pytest.raises(ConfigError, match="nested program"):
+        esper.grow(Constants(True), ["read"], x).export(tmp_path, x)
 
 
 def test_a_shared_weight_is_one_weight_of_the_files(tmp_path: Path) -> None:
