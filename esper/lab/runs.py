@@ -172,19 +172,20 @@ def _name_arms(runs: Sequence[Run], strata: Sequence[str]) -> None:
     """Name the arms of runs without a design by the values in which they differ, or else by their folder."""
     aside = (*UNSHARED, *strata)
     keys = dict.fromkeys(key for run in runs for key in run.config if key not in aside and group_of(key) not in aside)
-    differ = [key for key in keys if len({str(run.config.get(key)) for run in runs}) > 1]
-    seeds_and_teachers = {(run.seed, run.config.get(_TEACHER)) for run in runs}
-    if _TEACHER in differ and len({seed for seed, _ in seeds_and_teachers}) == len(seeds_and_teachers):
-        differ.remove(_TEACHER)  # each seed has its own, as in agent.teacher='multirun/teachers/${seed}'
+    configs = [dict(run.config) for run in runs]
+    taught = {(run.seed, teacher) for run in runs if (teacher := run.config.get(_TEACHER))}
+    if len({seed for seed, _ in taught}) == len(taught) > 1:  # as in agent.teacher='multirun/teachers/${seed}'
+        configs = [config | {_TEACHER: "of_each_seed"} if config.get(_TEACHER) else config for config in configs]
+    differ = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
     # Different options of a group have different keys: name the option, and a key only if it differs within an option.
-    chosen = [key for key in differ if "." not in key or group_of(key) not in differ or _differs_in_choice(runs, key)]
-    for run in runs:
-        parts = [str(run.config[key]) if key.isalpha() else f"{key}={run.config[key]}" for key in chosen if key in run.config]
+    chosen = [key for key in differ if "." not in key or group_of(key) not in differ or _differs_in_choice(configs, key)]
+    for run, config in zip(runs, configs, strict=True):
+        parts = [str(config[key]) if key.isalpha() else f"{key}={config[key]}" for key in chosen if key in config]
         run.arm = ",".join(parts) or run.arm
 
 
-def _differs_in_choice(runs: Sequence[Run], key: str) -> bool:
-    values = {(str(run.config.get(group_of(key))), str(run.config.get(key))) for run in runs}
+def _differs_in_choice(configs: Sequence[Mapping[str, Any]], key: str) -> bool:
+    values = {(str(config.get(group_of(key))), str(config.get(key))) for config in configs}
     return len(values) > len({choice for choice, _ in values})
 
 

@@ -49,14 +49,17 @@ def test_arms_are_named_over_all_folders(on_disk: Any, tmp_path: Path) -> None:
     }
 
 
-def test_teachers_name_an_arm_unless_each_seed_has_its_own(on_disk: Any, tmp_path: Path) -> None:
+def test_teachers_name_an_arm_as_one_where_each_seed_has_its_own(on_disk: Any, tmp_path: Path) -> None:
     for seed in (1, 2):
         for share in (0.25, 0.5):
             on_disk(f"own/{seed}_{share}", agent__teacher=f"teachers/{seed}", agent__imitation=share, seed=seed)
         for teacher in ("a", "b"):
             on_disk(f"shared/{seed}_{teacher}", agent__teacher=teacher, seed=seed)
+        on_disk(f"mixed/{seed}_taught", agent__teacher=f"teachers/{seed}", seed=seed)
+        on_disk(f"mixed/{seed}", agent__teacher=None, seed=seed)
     assert {run.arm for run in find_runs([tmp_path / "own"])} == {"agent.imitation=0.25", "agent.imitation=0.5"}
     assert {run.arm for run in find_runs([tmp_path / "shared"])} == {"agent.teacher=a", "agent.teacher=b"}
+    assert {run.arm for run in find_runs([tmp_path / "mixed"])} == {"agent.teacher=of_each_seed", "agent.teacher=None"}
 
 
 def test_arm_names_hold_keys_that_differ_within_an_option(on_disk: Any, tmp_path: Path) -> None:
