@@ -6,7 +6,7 @@ import runpy
 import pandas as pd
 import pytest
 
-from tests.records.tables import LOG, README, ROOT, WORLDS, page_of
+from tests.records.tables import LOG, README, ROOT, WORLDS, page_of, shown, values
 
 
 @pytest.mark.parametrize("world", ["digits", "mnist5k_drift", "digits_trials"])
@@ -100,3 +100,25 @@ def test_the_study_of_transfer_tells_its_numbers():
         else:
             assert found[0].low > -study["MARGIN"]
             assert f"({found[0].mean:.1f}, {found[0].low:.1f} to {found[0].high:.1f})" in log.replace(" points, ", ", ")
+
+
+def test_the_study_of_a_teacher_tells_its_numbers() -> None:
+    folder = ROOT / "experiments" / "2026-11-29_taught"
+    returns, accuracy, learning = (values(folder.name, outcome) for outcome in ("return", "accuracy", "learning"))
+    record = page_of(folder / "README.md")
+    for arm in returns:
+        row = f"{returns[arm].mean():.2f} | {accuracy[arm].mean():.1f} | {learning[arm].mean():.1f} |"
+        assert re.search(rf"^\| {arm} \(.*\) \| 1,920.* \| {re.escape(row)}$", record, flags=re.MULTILINE), arm
+    told = pd.read_csv(folder / "differences.csv").query("outcome == 'return'").set_index(["first", "second"])
+    mean, low, high = told.loc[("teacher", "taught"), ["mean", "low", "high"]]
+    assert f"-{mean:.2f} points of return ({-high:.2f} to {-low:.2f})" in record
+    less = f"{mean:.2f} points less, {low:.2f} to {high:.2f}"
+    mean, low, high = told.loc[("taught", "scratch"), ["mean", "low", "high"]]
+    more = f"({low:.2f} to {high:.2f})"
+    for page in (ROOT / "docs" / "howto" / "teacher.md", LOG):
+        assert less in page_of(page), page
+        assert f"{mean:.2f} points" in page_of(page), page
+        assert more in page_of(page), page
+    assert less in page_of(WORLDS)
+    assert f"{shown(accuracy['taught'] - accuracy['scratch'], ' pp of test accuracy')})" in record
+    assert f"{shown(learning['taught'] - learning['teacher'], ' pp more than those of the exploring teacher')})" in record
