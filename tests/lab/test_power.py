@@ -26,6 +26,7 @@ OTHER_WORLDS = (
     "2026-11-26_trials_study",
     "2026-11-27_deep_gate",
     "2026-11-28_deep_foresight",
+    "2026-11-29_taught",
 )
 """Records that are not about digits."""
 BLOCKS, HOSTS = 300, 24
