@@ -174,7 +174,8 @@ def _name_arms(runs: Sequence[Run], strata: Sequence[str]) -> None:
     keys = dict.fromkeys(key for run in runs for key in run.config if key not in aside and group_of(key) not in aside)
     configs = [dict(run.config) for run in runs]
     taught = {(run.seed, teacher) for run in runs if (teacher := run.config.get(_TEACHER))}
-    if len({seed for seed, _ in taught}) == len(taught) > 1:  # as in agent.teacher='multirun/teachers/${seed}'
+    seeds, teachers = ({pair[index] for pair in taught} for index in (0, 1))
+    if len(seeds) == len(taught) and len(teachers) > 1:  # as in agent.teacher='multirun/teachers/${seed}'
         configs = [config | {_TEACHER: "of_each_seed"} if config.get(_TEACHER) else config for config in configs]
     differ = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
     # Different options of a group have different keys: name the option, and a key only if it differs within an option.

@@ -57,9 +57,12 @@ def test_teachers_name_an_arm_as_one_where_each_seed_has_its_own(on_disk: Any, t
             on_disk(f"shared/{seed}_{teacher}", agent__teacher=teacher, seed=seed)
         on_disk(f"mixed/{seed}_taught", agent__teacher=f"teachers/{seed}", seed=seed)
         on_disk(f"mixed/{seed}", agent__teacher=None, seed=seed)
+        on_disk(f"rule/{seed}_taught", agent__teacher="heuristic", seed=seed)
+        on_disk(f"rule/{seed}", agent__teacher=None, seed=seed)
     assert {run.arm for run in find_runs([tmp_path / "own"])} == {"agent.imitation=0.25", "agent.imitation=0.5"}
     assert {run.arm for run in find_runs([tmp_path / "shared"])} == {"agent.teacher=a", "agent.teacher=b"}
     assert {run.arm for run in find_runs([tmp_path / "mixed"])} == {"agent.teacher=of_each_seed", "agent.teacher=None"}
+    assert {run.arm for run in find_runs([tmp_path / "rule"])} == {"agent.teacher=heuristic", "agent.teacher=None"}
 
 
 def test_arm_names_hold_keys_that_differ_within_an_option(on_disk: Any, tmp_path: Path) -> None:
