@@ -19,8 +19,8 @@ from esper.lab.design import FILE, Design, command_of
 from esper.lab.integrity import check_runs, mixed, refuse_unlike
 from esper.lab.looks import deviations, listed_runs, lost_looks, other_settings, planned, scored_with
 from esper.lab.outcomes import (
-    GREEDY,
     OUTCOMES,
+    RETURNS,
     REWARD_KEYS,
     TRAINING,
     CompareConfig,
@@ -30,7 +30,7 @@ from esper.lab.outcomes import (
     paid_by,
 )
 from esper.lab.power import advice, spread_of
-from esper.lab.runs import Run, criterion_of, find_runs
+from esper.lab.runs import Run, criterion_of, find_runs, samples_actions
 from esper.lab.scoring import Scoring, objective_of, read_scores, score_all, scored_config, scored_file, unseen_kinds
 from esper.lab.tables import host_table, seed_table
 from esper.stats.power import PlannedTest
@@ -167,8 +167,10 @@ class Comparison:
 
     @property
     def _alike(self) -> tuple[int, int] | None:
-        """Number of blocks in which the trained arms act alike, of how many; None if in few."""
-        greedy: Any = self.values(GREEDY)[self._trained]
+        """Number of blocks in which the trained arms act alike, of how many; None if in few, or if an arm does not sample."""
+        if not all(samples_actions(run) for run in self.runs):
+            return None
+        greedy: Any = self.values("accuracy_greedy")[self._trained]
         return acting_alike(greedy)
 
     @property
@@ -349,7 +351,7 @@ def _outcomes(runs: Sequence[Run], config: CompareConfig, scoring: Scoring, log:
     _check(config, trained, paid_alike)
     scores = score_all(finished, scoring, workers=config.workers, log=log)
     by_cell = {(run.arm, run.block): found for run, found in zip(finished, scores, strict=True)}
-    measured = [name for name in OUTCOMES if paid_alike or name != "return"]
+    measured = [name for name in OUTCOMES if paid_alike or name not in RETURNS]
     rows: list[dict[str, Any]] = []
     for arm in [*(arm for arm in trained if arm != AA_CONTROL), *config.baselines, *({AA_CONTROL} & {*trained})]:
         baseline = arm in config.baselines
@@ -365,8 +367,10 @@ def _check(config: CompareConfig, trained: Sequence[str], paid_alike: bool) -> N
     """Raise ConfigError if the config does not fit the arms of the experiment."""
     if len(compared(trained, config.baselines, config.against)) < 2 and AA_CONTROL not in trained:
         raise ConfigError("there is only one arm: name the folders of others, or add baselines, as in baselines=[static]")
-    if config.outcome == "return" and not paid_alike:
-        raise ConfigError(f"outcome=return cannot compare arms with different {', '.join(REWARD_KEYS)}: choose outcome=accuracy")
+    if config.outcome in RETURNS and not paid_alike:
+        raise ConfigError(
+            f"outcome={config.outcome} cannot compare arms with different {', '.join(REWARD_KEYS)}: choose outcome=accuracy"
+        )
 
 
 def _rescored(runs: Sequence[Run], scoring: Scoring) -> list[str]:

@@ -46,15 +46,18 @@ OUTCOMES = {
         OutcomeSpec("flops", "1", "FLOPs per sample of committed networks", 1000.0, higher_is_better=False),
         OutcomeSpec("training_flops", "1", "FLOPs of training a held-out host", 1e8, higher_is_better=False),
         OutcomeSpec("return", "points", "return of sampled actions, if all arms have the same reward", 1.0),
+        OutcomeSpec("return_greedy", "points", "return of the most probable actions, if all arms have the same reward", 1.0),
         OutcomeSpec("learning", "%", "committed accuracy in training, mean over updates", 1.0, bounds=PERCENT),
         OutcomeSpec("rollbacks", "1", "rollbacks per host and episode in training", 0.05, higher_is_better=False),
     )
 }
-"""Outcomes by name. All but return are independent of the reward, so that arms with different rewards can be compared. The last
+"""Outcomes by name. All but returns are independent of the reward, so that arms with different rewards can be compared. The last
 two are means over the updates that telemetry.every selects; the others are measured on held-out hosts, online only if it is the
 primary outcome."""
-GREEDY = "accuracy_greedy"
-"""Outcome of policies that sample their actions."""
+GREEDY = {"accuracy_greedy": "accuracy", "return_greedy": "return"}
+"""Outcomes of the most probable actions -> the outcome of sampled actions. They are the same for agents that do not sample."""
+RETURNS = ("return", "return_greedy")
+"""Outcomes that depend on the reward."""
 TRAINING = ("learning", "rollbacks")
 """Outcomes that are measured in training."""
 REWARD_KEYS = ("reward", "governor", "agent.gamma")
@@ -128,7 +131,7 @@ class CompareConfig:
     these for each kind of host; static_net, the best network with one seed that is active from initialisation, without
     incubation; agents that need no training; and searches that train every host several times, as in search_random_4 for the best
     of 4 random schedules, see search_per_host of esper.evaluate. schedule, oracle and static_net are chosen on other hosts.
-    They and the searches are chosen by return if that is the outcome, else by validation accuracy."""
+    They and the searches are chosen by return if the outcome is a return, else by validation accuracy."""
     against: str | None = None
     """Arm that all others are compared with; null compares every pair. Fewer pairs detect smaller differences."""
     strata: list[str] = field(default_factory=lambda: list[str]())

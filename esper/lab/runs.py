@@ -8,7 +8,7 @@ from typing import Any
 from esper.checkpoint import Checkpoints, load_run_and_digest, retry_if_removed, update_of
 from esper.config import GROUPS, ConfigError
 from esper.lab.design import FILE, Design, command_of
-from esper.lab.outcomes import group_of
+from esper.lab.outcomes import RETURNS, group_of
 from esper.telemetry.jsonl import CHECK, changed_update, read_records
 from esper.telemetry.text import counted
 from esper.training.config_io import flat
@@ -62,10 +62,17 @@ def measures_hosts(run: Run) -> bool:
     return kind is None or kind.has_hosts
 
 
+def samples_actions(run: Run) -> bool:
+    """Return whether the agent of a run samples its actions; true for one that is not in the table, and for a run that never
+    started."""
+    kind = GROUPS["agent"].get(run.saved["options"]["agent"]) if run.saved else None
+    return kind is None or kind.greedy
+
+
 def criterion_of(outcome: str, run: Run) -> str:
     """Return by what schedules, nets and searches are chosen if arms are compared by an outcome on the hosts of a run: by return
     for the return, and where hosts have no accuracy; otherwise by validation accuracy of committed networks."""
-    return "return" if outcome == "return" or not measures_hosts(run) else "validation"
+    return "return" if outcome in RETURNS or not measures_hosts(run) else "validation"
 
 
 def find_runs(folders: Sequence[Path], strata: Sequence[str] = ()) -> list[Run]:

@@ -24,7 +24,7 @@ from esper.evaluation.per_host import PREFIX, HostSearch
 from esper.files import fingerprint, write_whole
 from esper.growth.objective import Objective
 from esper.lab.launch import end_with_parent
-from esper.lab.outcomes import BASELINES, SEARCHED, STATIC_NET, TRAINING, is_chosen
+from esper.lab.outcomes import BASELINES, GREEDY, SEARCHED, STATIC_NET, TRAINING, is_chosen
 from esper.lab.runs import Run, records_of
 from esper.plugins import load_plugins, named_plugins
 from esper.pool.devices import take_turn
@@ -156,8 +156,8 @@ def score(run: Run, hosts: int, overrides: Sequence[str] = (), *, online: bool =
     greedy = from_plain(run.saved).agent.greedy
     rows = _grown(run, scoring, POLICIES if greedy else POLICIES[:1])
     scores = {name: float(np.mean(rows["policy"][name])) for name in scoring.outcomes}
-    if greedy:
-        scores["accuracy_greedy"] = float(np.mean(rows["policy_greedy"]["accuracy"]))
+    own = rows["policy_greedy" if greedy else "policy"]
+    scores |= {name: float(np.mean(own[outcome])) for name, outcome in GREEDY.items()}
     return scores if overrides else scores | training_scores(run)
 
 
@@ -188,7 +188,8 @@ def score_baselines(run: Run, scoring: Scoring) -> Scores:
     """Return the outcomes of the baselines on the held-out hosts of a run."""
     rows = _grown(run, scoring, scoring.baselines)
     found = {name: rows[scoring.key(name)] for name in scoring.baselines}
-    return {name: {outcome: float(np.mean(row[outcome])) for outcome in scoring.outcomes} for name, row in found.items()}
+    measured = dict(zip(scoring.outcomes, scoring.outcomes, strict=True)) | GREEDY
+    return {name: {key: float(np.mean(row[outcome])) for key, outcome in measured.items()} for name, row in found.items()}
 
 
 def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:

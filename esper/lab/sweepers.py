@@ -37,16 +37,18 @@ from esper.training.config_io import flat, to_plain
 
 
 def _check_measured(outcome: str, configs: Sequence[Config]) -> None:
+    from esper.lab.outcomes import GREEDY, RETURNS
+
     for config in configs:
-        if outcome != "return" and not config.env.has_hosts:
+        if outcome not in RETURNS and not config.env.has_hosts:
             raise ConfigError(
                 f"outcome={outcome} is not measured with env={config.choice('env')}, which trains no hosts: add outcome=return"
             )
-        if outcome == "accuracy_greedy" and not config.agent.greedy:
-            raise ConfigError(
-                f"outcome=accuracy_greedy needs a policy that samples its actions, and agent={config.choice('agent')} does not: "
-                "choose outcome=accuracy"
-            )
+    if outcome in GREEDY and not any(config.agent.greedy for config in configs):
+        raise ConfigError(
+            f"outcome={outcome} needs an agent that samples its actions, and agent={configs[0].choice('agent')} does not: "
+            f"choose outcome={GREEDY[outcome]}"
+        )
 
 
 class CellSweeper(Sweeper):
@@ -167,13 +169,13 @@ class TuneSweeper(CellSweeper):
     @staticmethod
     def check(hydra: DictConfig, common: Sequence[str], configs: Sequence[Config]) -> None:
         """Raise ConfigError if runs with these configs do not measure the outcome of the tuning, or not the same one."""
-        from esper.lab.outcomes import paid_by
+        from esper.lab.outcomes import RETURNS, paid_by
 
         outcome = str(hydra.sweeper.outcome)
         _check_measured(outcome, configs)
-        if outcome == "return" and (key := paid_by([flat(to_plain(config)) for config in configs])):
+        if outcome in RETURNS and (key := paid_by([flat(to_plain(config)) for config in configs])):
             raise ConfigError(
-                f"outcome=return cannot rank values with different rewards, and these have different {key}: choose "
+                f"outcome={outcome} cannot rank values with different rewards, and these have different {key}: choose "
                 "outcome=validation"
             )
 

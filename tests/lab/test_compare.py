@@ -19,7 +19,7 @@ from esper.files import DiskError
 from esper.lab import comparison, integrity
 from esper.lab.about import WORDS
 from esper.lab.design import AnalysisPlan, Design, design
-from esper.lab.outcomes import OUTCOMES
+from esper.lab.outcomes import OUTCOMES, RETURNS
 from esper.lab.report import HEAD
 from esper.lab.runs import Run, find_runs
 from esper.lab.scoring import score, scored_file
@@ -54,7 +54,7 @@ def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pyte
     rows = list(csv.DictReader((experiment / "comparison.csv").open()))
     assert len(rows) == 6
     assert [row["status"] for row in rows].count("finished") == 5
-    measured = [name for name in OUTCOMES if name not in ("return", "online")]  # rewards differ between arms
+    measured = [name for name in OUTCOMES if name not in (*RETURNS, "online")]  # rewards differ between arms
     finished = [row for row in rows if row["status"] == "finished"]
     assert all((row[name] != "") == (name in measured) for row in finished for name in OUTCOMES)
 

@@ -263,10 +263,10 @@ def test_an_outcome_of_trained_arms_needs_none_of_a_baseline(monkeypatch: pytest
     monkeypatch.setattr(J, "score_baselines", lambda run, how: {name: {"accuracy": 50.0} for name in how.baselines})
     compared(monkeypatch, {"a": noise[0], "b": noise[1]}, baselines=["wait"])
     greedy = {(arm, block): 50 + noise[index, block] for index, arm in enumerate("ab") for block in range(12)}
-    scored = {cell: dict.fromkeys(OUTCOMES, 0.0) | {"accuracy_greedy": value} for cell, value in greedy.items()}
+    scored = {cell: dict.fromkeys(OUTCOMES, 0.0) | {"learning": value} for cell, value in greedy.items()}
     monkeypatch.setattr(J, "score", lambda run, *_, **__: scored[run.arm, run.block])
     found = S.compare([Path("here")], CompareConfig(baselines=["wait"]))
-    (pair,) = found.results["accuracy_greedy"]
+    (pair,) = found.results["learning"]
     assert {pair.difference.first, pair.difference.second} == {"a", "b"}
     assert 0 < pair.difference.p < 1
     assert pair.look == 12
@@ -307,6 +307,8 @@ def test_arms_that_act_alike_are_told_to_train_longer(monkeypatch: pytest.Monkey
         assert ("pilot=here" in command) != warned
         assert "root=" in command
         assert compared_here.sentences() == lines, "the same root in every output"
+        compared_here.runs[0].saved = {"options": {"agent": "bandit"}}
+        assert not any("the arms act alike" in line for line in compared_here.sentences()), "this arm does not sample"
 
 
 def test_arms_without_the_outcome_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,14 +162,15 @@ HOSTS = "arms={a: hosts=4, b: hosts=8}"
     [
         (
             ["arms={a: agent=bandit, b: agent=random}", "outcome=accuracy_greedy", "aa_control=false"],
-            "outcome=accuracy_greedy needs a policy that samples its actions, and agent=bandit does not: choose outcome=accuracy",
+            "outcome=accuracy_greedy needs an agent that samples its actions, and agent=bandit does not: choose outcome=accuracy",
         ),
         (
             [HOSTS, "baselines=[greedy_potential]", "env.potential=false"],
             "baselines=greedy_potential reads growth potential, which the first arm does not have: leave it out",
         ),
-        ([HOSTS, "baselines=[wait]", "outcome=learning"], "outcome=learning is measured of trained policies only, so no pair"),
-        ([HOSTS, "baselines=[wait]", "outcome=accuracy_greedy"], "outcome=accuracy_greedy is measured of trained policies only"),
+        ([HOSTS, "baselines=[wait]", "outcome=learning"], "outcome=learning is measured in training, so no pair"),
+        ([HOSTS, "baselines=[wait]", "outcome=rollbacks"], "outcome=rollbacks is measured in training, so no pair"),
+        (["arms=reward: shaped,sparse", "outcome=return_greedy"], "outcome=return_greedy cannot compare arms with different rew"),
     ],
 )
 def test_what_could_never_have_a_verdict_is_refused(overrides: list[str], sentence: str, tmp_path: Path) -> None:

@@ -83,11 +83,10 @@ def test_the_decisive_outcome_comes_first(found: S.Comparison) -> None:
         ["b", "slot", "late", "2.00", "1.00"],
     ]
     assert [row[7:] for row in seeds["rows"]] == [["0%", "5.0", "3.0", ""], ["100%", "1.0", "", ""], ["50%", "3.0", "3.0", ""]]
-    names = [table["caption"].split()[2].rstrip(",") for table in differences]
-    assert names == [
-        "accuracy",
-        *(name.split("_")[0] for name in OUTCOMES if name not in ("accuracy", "accuracy_greedy", "online")),
-    ]
+    names = [table["caption"].removeprefix("Differences in ").split(" [")[0].split(",")[0] for table in differences]
+    others = [spec for name, spec in OUTCOMES.items() if name not in ("accuracy", "accuracy_greedy", "online")]
+    assert [name.split(":")[0] for name in names] == ["accuracy", *(spec.label for spec in others)]
+    assert "greedy return" in names
     for table in differences:
         assert [row[0] for row in table["rows"]] == ["a - b", "a - wait", "b - wait", "a - aa_control"]
         assert all(len(row) == len(table["head"]) for row in table["rows"])

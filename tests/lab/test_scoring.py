@@ -46,7 +46,10 @@ def test_scores_are_cached(experiment: Path) -> None:
     first = score(run, 2)
     path = scored_file(run, 2)
     kept = json.loads(path.read_text())
-    assert first["accuracy"] == pytest.approx(np.mean(kept["rows"]["policy"]["accuracy"]))
+    for name in ("accuracy", "return"):
+        sampled, greedy = (np.mean(kept["rows"][controller][name]) for controller in ("policy", "policy_greedy"))
+        assert first[name] == pytest.approx(sampled)
+        assert first[f"{name}_greedy"] == pytest.approx(greedy)
     before = path.stat().st_mtime_ns
     assert score(run, 2) == first
     assert path.stat().st_mtime_ns == before
@@ -100,7 +103,9 @@ def test_baselines_are_chosen_by_the_criterion_and_kept_with_it(
     monkeypatch.setattr("esper.lab.scoring.HostSearch", lambda one, *, by: asked.append(by) or HostSearch(one, by=by))
     for by in ("return", "validation"):
         scoring = Scoring(hosts=2, baselines=names, arm=run.arm, by=by)
-        assert {*score_baselines(run, scoring)} == {*names}
+        scores = score_baselines(run, scoring)
+        assert {*scores} == {*names}
+        assert all(row[f"{name}_greedy"] == row[name] for row in scores.values() for name in ("accuracy", "return"))
         assert asked == [by] * 3, "none of the other criterion is reused"
         score_baselines(run, scoring)
         assert len(asked) == 3
@@ -115,7 +120,7 @@ def test_baselines_are_chosen_by_the_criterion_and_kept_with_it(
         assert found["rows"]["search_random_2"] == stored["rows"][f"search_random_2{suffix}"]
 
 
-@pytest.mark.parametrize(("outcome", "by"), [("return", "return"), ("accuracy", "validation"), ("parameters", "validation")])
+@pytest.mark.parametrize(("outcome", "by"), [("return", "return"), ("return_greedy", "return"), ("accuracy", "validation")])
 def test_the_outcome_tells_the_criterion(outcome: str, by: str) -> None:
     assert criterion_of(outcome, Run(arm="a", block=0, folder=Path())) == by
     assert criterion_of(outcome, Run(arm="a", block=0, folder=Path(), saved={"options": {"env": "sandbox"}})) == "return"
