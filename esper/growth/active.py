@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from esper.fusion.layout import join_members, split_members, take_members
 from esper.growth.blend import blend, isolate
 from esper.growth.slot_rows import SlotRows, blend_rows, fork_rows
 from esper.lifecycle.roles import Blend, Roles
-from esper.lifecycle.stages import BoolArray
+from esper.lifecycle.stages import BoolArray, IntArray
 from esper.seeds.bank import SeedBank
 
 FindBank = Callable[[int, bool], SeedBank]
@@ -30,6 +29,8 @@ class Group(NamedTuple):
     bank: SeedBank
     rows_L: Tensor
     """Rows of the bank, in the order of the features."""
+    rows: IntArray
+    """The same on the CPU."""
     learns_L1: Tensor | None
     """Seeds whose parameters get a gradient, bool `[L, 1]`; None for all."""
     learns: bool
@@ -55,6 +56,12 @@ class ActiveSeeds:
     """Seeds that blend by multiplication, bool `[L]`; None for none."""
     open_L: Tensor | None
     """Seeds whose gradient reaches the features, bool `[L]`; None for all."""
+    active: IntArray
+    """`active_L` on the CPU, for what need not wait for a GPU."""
+    behind: BoolArray
+    """Seeds with blend weight 0 `[L]`."""
+    multiplies: BoolArray
+    """Seeds that blend by multiplication `[L]`."""
     _rows: dict[int, SlotRows] = field(default_factory=dict)
     """The slot for Esper's own kernels, by the number of members in the features."""
 
@@ -86,7 +93,7 @@ class ActiveSeeds:
         return blend(h, delta, alpha_L, alpha_L, self.active_L, members, self.multiplies_L)
 
 
-def in_banks(roles: Roles, slot: int, where_M: BoolArray) -> list[tuple[int, bool, npt.NDArray[np.int64]]]:
+def in_banks(roles: Roles, slot: int, where_M: BoolArray) -> list[tuple[int, bool, IntArray]]:
     """Return the seeds of a slot in the marked members, by bank: blueprint, whether gated, and members."""
     kind_M = np.where(where_M, 2 * roles.blueprint[:, slot] + (roles.blend[:, slot] == Blend.GATE), -1)
     return [(int(kind) // 2, bool(kind % 2), np.flatnonzero(kind_M == kind)) for kind in np.unique(kind_M) if kind >= 0]
@@ -98,7 +105,7 @@ def active_seeds(
     slot: int,
     where_M: BoolArray,
     device: torch.device,
-    place_M: npt.NDArray[np.int64] | None = None,
+    place_M: IntArray | None = None,
 ) -> ActiveSeeds | None:
     """Return the active seeds of a slot in the marked members; None if there are none.
 
@@ -118,15 +125,19 @@ def active_seeds(
     for blueprint, gated, rows in banks:
         learns = roles.learns[rows, slot]
         learns_L1 = None if learns.all() else on_device(learns[:, None], device)
-        groups.append(Group(find(blueprint, gated), on_device(rows, device), learns_L1, bool(learns.any())))
+        groups.append(Group(find(blueprint, gated), on_device(rows, device), rows, learns_L1, bool(learns.any())))
     live = np.concatenate([rows for _, _, rows in banks])
+    active = live if place_M is None else place_M[live]
     alpha, opens = roles.alpha[live, slot], roles.open[live, slot]
     times = roles.blend[live, slot] == Blend.MULTIPLY
     return ActiveSeeds(
         groups=tuple(groups),
-        active_L=on_device(live if place_M is None else place_M[live], device),
+        active_L=on_device(active, device),
         alpha_L=on_device(alpha, device),
         grad_scale_L=on_device(np.where(roles.behind[live, slot], np.float32(1.0), alpha), device),
         multiplies_L=on_device(times, device) if times.any() else None,
         open_L=None if opens.all() else on_device(opens, device),
+        active=active,
+        behind=alpha == 0,
+        multiplies=times,
     )

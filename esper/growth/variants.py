@@ -112,11 +112,11 @@ def tree(alpha_VMS: npt.NDArray[np.float32], active_S: Sequence[ActiveSeeds | No
         if seeds is None:
             forks.append(None)
             continue
-        live = seeds.active_L.cpu().numpy()
+        live = seeds.active
         alpha_VL = alpha_VMS[:, live, slot]
         if (path_VM == np.arange(members)).all() and (alpha_VL == alpha_VL[0]).all():
             whole, alpha_L = np.array_equal(live, np.arange(members)), np.ascontiguousarray(alpha_VL[0])
-            forks.append(Unforked(seeds, torch.from_numpy(alpha_L).to(seeds.active_L.device), whole, bool((alpha_L == 1).all())))
+            forks.append(Unforked(seeds, on_device(alpha_L, seeds.active_L.device), whole, bool((alpha_L == 1).all())))
             continue
         fork, path_VM = _fork(path_VM, owner_P, alpha_VMS[:, :, slot], seeds)
         owner_P = fork.owner_P
@@ -126,28 +126,26 @@ def tree(alpha_VMS: npt.NDArray[np.float32], active_S: Sequence[ActiveSeeds | No
 
 def _fork(path_VM: IntArray, owner_P: IntArray, alpha_VM: npt.NDArray[np.float32], seeds: ActiveSeeds) -> tuple[Fork, IntArray]:
     """Return the fork at one slot, and the path of each setting after it."""
-    live, behind = seeds.active_L.cpu().numpy(), seeds.alpha_L.cpu().numpy() == 0
     place_M = np.full(alpha_VM.shape[1], -1)
-    place_M[live] = np.arange(len(live))
+    place_M[seeds.active] = np.arange(len(seeds.active))
     alpha_VM = np.where(place_M >= 0, alpha_VM, np.float32(0.0))
     key_VM = path_VM << 32 | np.ascontiguousarray(alpha_VM).view(np.uint32).astype(np.int64)
     key, child_VM = np.unique(key_VM, return_inverse=True)
     parent, alpha = key >> 32, (key & 0xFFFFFFFF).astype(np.uint32).view(np.float32)
     place = place_M[owner_P[parent]]
-    on = np.flatnonzero((place >= 0) & ((alpha != 0) | behind[place]))
+    on = np.flatnonzero((place >= 0) & ((alpha != 0) | seeds.behind[place]))
     on = on[np.lexsort((parent[on], _bank_of(seeds)[place[on]]))]
     off = np.setdiff1d(np.arange(len(key)), on)
     order = np.concatenate([on, off])
     first = np.flatnonzero(np.diff(parent[on], prepend=-1))
     seeded = place[on][first]
-    times = np.zeros(len(live), np.bool_) if seeds.multiplies_L is None else seeds.multiplies_L.cpu().numpy()
     fork = Fork(
         before=len(owner_P),
         seeded_D=parent[on][first],
         banks=tuple(_rows(seeds, seeded)),
         on_O=np.repeat(np.arange(len(first)), np.diff(first, append=len(on))),
         alpha_O=alpha[on],
-        times_O=times[place[on]],
+        times_O=seeds.multiplies[place[on]],
         kept=parent[off],
         owner_P=owner_P[parent[order]],
     )
@@ -162,7 +160,7 @@ def _bank_of(seeds: ActiveSeeds) -> IntArray:
 def _rows(seeds: ActiveSeeds, place: IntArray) -> Iterator[tuple[SeedBank, IntArray]]:
     """Yield each bank with the rows of live members, which are sorted by bank and may repeat."""
     bank = _bank_of(seeds)[place]
-    rows = np.concatenate([group.rows_L.cpu().numpy() for group in seeds.groups])[place]
+    rows = np.concatenate([group.rows for group in seeds.groups])[place]
     for index in np.unique(bank):
         yield seeds.groups[index].bank, rows[bank == index]
 

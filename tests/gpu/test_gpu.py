@@ -1,6 +1,6 @@
 """What runs on the CPU runs on a GPU, with the same numbers up to rounding, and its memory does not grow."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from benchmarks.gpu import images
-from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.cli.overrides import check
 from esper.env.actions import Head
 from esper.env.base import Environment
@@ -22,39 +21,11 @@ from esper.pool.lane import Lane
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
 from esper.training.environment import build_env
-from esper.training.play import play
 from esper.training.trainer import Trainer
 from tests.fusion.test_fuse import LAYERS, random_module
+from tests.worlds import SMALL, WORLDS, environment, grown
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device on this machine")
-
-SMALL = ["hosts=4", "steps=7", "slots=every_block", "task.epoch_samples=512", "task.valid_samples=200", "telemetry=quiet"]
-WORLDS = {
-    "cnn": (["task=digits"], "conv_light"),
-    "mlp": (["task=digits_mlp", "blueprint=[mlp_small]"], "mlp_small"),
-    "transformer": (["task=python_text", "task.epoch_samples=128", "task.valid_samples=16"], "lora"),
-    "numbers": (["task=diabetes", "task.epoch_samples=128", "task.valid_samples=0", "blueprint=[mlp_small]"], "mlp_small"),
-    "deployed": (
-        ["task=digits_drift", "task.events.count=[1]", "task.events.last=2", "task.pretrain=1", "task.pretrain_pool=2"],
-        "conv_light",
-    ),
-}
-"""Overrides and a blueprint, by what trains on the device."""
-
-
-def environment(world: str, folder: Path, devices: Sequence[str] = ("cuda:0",), *more: str) -> Environment:
-    overrides = [*SMALL, *WORLDS[world][0], f"task.pretrain_folder={folder}", f"devices=[{','.join(devices)}]", *more]
-    return build_env(check(overrides), split=Split.TRAINING, hosts=4)
-
-
-def grown(world: str, env: Environment) -> np.ndarray:
-    """Return the validation losses `[T, N]` of an episode in which two hosts germinate a seed and keep it."""
-    losses: list[np.ndarray] = []
-    env.reset(options={"episode": 0})
-    germinate = ActionConfig(slot=1, blueprint=WORLDS[world][1])
-    lists = [[germinate], [], [germinate], []]
-    play(env, ActionLists(lists, env.layout), record=lambda step: losses.append(step.signals.loss_N))
-    return np.array(losses)
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -1,51 +1,47 @@
 """How often training and validation wait for their device: a result is read once per epoch, and never within it."""
 
-import traceback
-from collections import Counter
+import json
+import subprocess
+import sys
+from pathlib import Path
 from threading import Event, Timer
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.cli.overrides import check
-from esper.env.actions import Head, Op
-from esper.hosts.cnn import CNNConfig
+from esper.env.actions import Head
 from esper.pool import shard as shards
 from esper.task.instances import Split
 from esper.training.environment import build_env
+from tests.worlds import environment, grown
 
-READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default}
-"""Operations whose result Python needs, so that it waits until the device has computed it. Copies of whole results are not among
-them: on a CPU they are no operations."""
+ROOT = Path(__file__).parents[2]
 
-
-class Reads(TorchDispatchMode):
-    """Counts operations that wait, by the line that asked."""
-
-    def __init__(self):
-        super().__init__()
-        self.lines = Counter[str]()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in READS:
-            asked = [frame for frame in traceback.extract_stack() if "/esper/" in frame.filename]
-            self.lines[asked[-1].line or ""] += 1
-        return func(*args, **(kwargs or {}))
+EVERY_EPOCH = ("pool/shard.py: report = ", "pool/sums.py: whole = ")
+"""Where the CPU waits once per epoch of a shard: for the results of training and of validation."""
+POTENTIAL = "pool/local.py: return self._sensors[device]"
+"""Where it waits for growth potential."""
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_an_epoch_reads_nothing_before_its_end(make_env, plan_actions, monkeypatch, frozen):
-    env = make_env(3, 6, host=CNNConfig(frozen=frozen))
-    env.reset()
-    env.act(env.permitted(plan_actions(*[(Op.GERMINATE, 1, 1)] * 2, (Op.WAIT, 0, 0)))[0])
-    monkeypatch.setattr(shards, "CHECK_EVERY", 10**9)  # a check that only a CPU makes
-    (shard,) = env.pool.shards
-    with Reads() as reads:
-        shard.train_epoch(env.sampler.order(env.time, env.views), probe=True)
-        shard.validate(np.zeros((2, 3, env.layout.num_slots), np.float32))
-    assert not reads.lines
+@pytest.mark.parametrize(
+    ("world", "devices", "more"),
+    [("cnn", ["cpu", "cuda:0"], []), ("transformer", ["cuda:0"], ["task.epoch_samples=48"]), ("deployed", ["cuda:0"], [])],
+)
+def test_hosts_train_on_an_emulated_gpu_which_the_cpu_waits_for_once_per_result(world, devices, more, tmp_path):
+    """Tensors of different devices do not meet, and nothing is read in the middle of an epoch."""
+    command = [sys.executable, "-m", "tests.emulated", world, *devices, *more]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    emulated = json.loads(done.stdout)
+    assert emulated["refused"] == "aten::add: expected all tensors on one device, got cpu, emulated:0"
+    losses_TN = grown(world, environment(world, tmp_path, ["cpu"], "devices.cpu.own_kernels=false", *more))
+    np.testing.assert_allclose(emulated["losses"], losses_TN, rtol=0.02)
+    asked, steps = emulated["waits"], len(losses_TN) - 2
+    assert {line.split(": ")[0] for line in asked} == {line.split(": ")[0] for line in (*EVERY_EPOCH, POTENTIAL)}
+    assert all(sum(count for line, count in asked.items() if line.startswith(one)) == steps for one in EVERY_EPOCH)
+    assert sum(count for line, count in asked.items() if line.startswith(POTENTIAL)) <= steps / 2 + 1, "not in every epoch"
 
 
 def test_what_an_interrupted_step_leaves_does_not_train_the_next_hosts(make_env, monkeypatch):
