@@ -197,17 +197,18 @@ class Config(Chosen):
         slots, gates = self.slots, self.gates
         check_gates(slots, gates, frozen=self.host.frozen, steady=not self.task.events.kinds)
         needed = shortest_life(slots, gates, TEMPOS.get(self.agent.heads.tempo, min(TEMPOS.values())))
+        lower = [f"gates.{name}" for name, least in (("min_training", 1), ("min_blending", 0)) if getattr(gates, name) > least]
+        remedy = f", or lower {' or '.join(lower)}" if lower else ""
         never = f"no seed can be fossilized: with these gates that takes {needed} host epochs, and"
         if needed > self.steps:
             warnings.warn(
-                f"{never} an episode has steps={self.steps}: raise steps to well above {needed}, or lower gates.min_training or "
-                "gates.min_blending",
+                f"{never} an episode has steps={self.steps}: raise steps to well above {needed}{remedy}",
                 stacklevel=3,
             )
         if 0 < slots.prune_after < needed - 1:
             warnings.warn(
                 f"{never} slots.prune_after={slots.prune_after} removes every seed before that: raise it to well above "
-                f"{needed}, or lower gates.min_training or gates.min_blending",
+                f"{needed}{remedy}",
                 stacklevel=3,
             )
 

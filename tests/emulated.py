@@ -53,6 +53,9 @@ class EmulatedTensor(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return compute(func, args, kwargs or {})
 
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
 
 def compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute an operation on the CPU, and return its results as tensors of the device that its arguments are on."""

@@ -196,6 +196,7 @@ def play_forked() -> None:
     [
         ({"overrides": ["updates=5"]}, "updates=5 has no effect in an environment"),
         ({"overrides": ["agent=ppo"]}, "agent=ppo has no effect in an environment"),
+        ({"overrides": ["agent.learning_rate=1"]}, "agent.learning_rate=1 has no effect in an environment"),
         ({"overrides": ["hosts=4"]}, "hosts=4 cannot be overridden in an environment: set num_envs of make_vec_env instead"),
         ({"overrides": ["sweep=ab"]}, "sweep=ab has no effect in an environment"),
         ({"overrides": ["cluster=processes"]}, r"raise hosts to at least 2, .* \(hosts is num_envs of make_vec_env\)"),
@@ -211,6 +212,11 @@ def play_forked() -> None:
 def test_mistakes_are_named(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         make_env(**arguments)
+
+
+def test_there_is_at_least_one_host() -> None:
+    with pytest.raises(ConfigError, match=r"^num_envs must be at least 1, got 0$"):
+        gymnasium.make_vec("esper.gym:Esper/Digits-v0", num_envs=0)
 
 
 def test_an_id_of_a_task_refuses_the_sandbox() -> None:

@@ -317,8 +317,11 @@ def test_every_rule_fires_and_has_a_line_that_breaks_it() -> None:
 
 
 def test_gates_that_outlast_the_episode_warn() -> None:
-    with pytest.warns(UserWarning, match=r"no seed can be fossilized: with these gates that takes 22 host epochs.* steps=21"):
+    strict = r"no seed can be fossilized: with these gates that takes 22 host epochs.* steps=21: .*, or lower gates.min_training "
+    with pytest.warns(UserWarning, match=f"{strict}or gates.min_blending$"):
         check(["gates=strict", "steps=21"])
+    with pytest.warns(UserWarning, match=r"no seed can be fossilized: .* steps=3: raise steps to well above \d+$"):
+        check(["gates.min_training=1", "gates.min_blending=0", "steps=3"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check(["gates=strict", "steps=22"])

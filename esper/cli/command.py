@@ -26,6 +26,7 @@ from esper.cli.overrides import hydra_at_conf, plan_run, plan_sweep, quoted, unq
 from esper.cli.place import begin_sweep
 from esper.cli.readiness import ready
 from esper.config import Config, ConfigError
+from esper.env.actions import ActionError
 from esper.files import DiskError, FileError
 from esper.memory import memory_shortage
 from esper.notices import UserNotice, notice
@@ -43,7 +44,17 @@ from esper.training.run_folder import CHECKPOINTS, create, only_writer
 
 HERE = ("basic", "joblib", "submitit_local")
 """Launchers whose runs are processes on this machine."""
-USER_ERRORS = (ConfigError, TaskError, RewardError, FileError, DiskError, TrackerError, ClusterError, FloatingPointError)
+USER_ERRORS = (
+    ConfigError,
+    TaskError,
+    RewardError,
+    ActionError,
+    FileError,
+    DiskError,
+    TrackerError,
+    ClusterError,
+    FloatingPointError,
+)
 """Errors whose message is written for the user; the last is raised for hosts and policies that diverge. Any other error is a bug
 and keeps its traceback."""
 
@@ -69,7 +80,7 @@ def in_one_sentence() -> Generator[None]:
     except USER_ERRORS as error:
         _exit_with(error)
     except KeyboardInterrupt:
-        print("esper: interrupted; what was saved before is intact", file=sys.stderr)
+        print(rehearsal.INTERRUPTED, file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it again at exit

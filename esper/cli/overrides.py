@@ -39,7 +39,7 @@ from esper.training.run_folder import new_folder
 
 OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)  # launchers pass the cache on
 
-_PLAIN = re.compile(r"[\w./+@%-]+", re.ASCII)
+_PLAIN = re.compile(r"[\w./+@%-]+( [\w./+@%-]+)*", re.ASCII)
 """Texts that Hydra reads unquoted."""
 JOBS_PER_CORE = 4
 """Maximum number of processes of a sweep per core: joblib starts all of them at once."""

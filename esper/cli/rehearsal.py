@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from esper.notices import StatusLine, listen, notice
@@ -24,6 +24,7 @@ READ_AT_ONCE = ("plugins=", "resume=")
 """Arguments that import a module of the user, which may compute, or that load a checkpoint, before anything else."""
 GO_ON, ANNOUNCED, LOADS = 75, 76, 77
 """Exit codes of a rehearsal after which the command runs: it goes on silently, has printed the title, or shows what it loads."""
+INTERRUPTED = "esper: interrupted; what was saved before is intact"
 LOADING = "loading PyTorch"
 """Notice while the libraries that a rehearsal did without are imported."""
 
@@ -36,6 +37,7 @@ active = False
 def rehearse(arguments: Sequence[str]) -> None:
     """Run the command in a fork with placeholders: return there, and here only if the fork has no answer; else exit as it did."""
     global announced, active
+    sys.excepthook = _interrupted
     at_once = any(argument.lstrip("+").startswith(READ_AT_ONCE) for argument in arguments)
     if at_once and sys.stderr.isatty() and not any(argument.startswith("-") for argument in arguments):
         listen(StatusLine(sys.stderr))
@@ -82,7 +84,19 @@ def _drop(code: int) -> NoReturn:
 
 
 def _unexpected(*error: object) -> NoReturn:
+    if isinstance(error[1], KeyboardInterrupt):
+        print(INTERRUPTED, file=sys.stderr, flush=True)
+        _drop(130)
     _drop(GO_ON)  # the command itself will show what is wrong
+
+
+def _interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show Ctrl-C as one sentence, also while modules are imported; other errors as usual."""
+    if isinstance(error, KeyboardInterrupt):
+        notice()
+        print(INTERRUPTED, file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 class _Placeholder:

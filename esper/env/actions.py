@@ -26,6 +26,10 @@ from esper.lifecycle.slots import GATES, SlotsConfig
 from esper.lifecycle.stages import BoolArray, IntArray, Op, SlotState
 
 
+class ActionError(ValueError):
+    """Actions that are not in the action space; the message is for the author of an agent."""
+
+
 class Head(IntEnum):
     """Columns of an action."""
 

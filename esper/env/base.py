@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from esper.env.actions import Head, HeadsConfig, Op, all_actions, legal_values, parameters_legal, permitted_ops
+from esper.env.actions import ActionError, Head, HeadsConfig, Op, all_actions, legal_values, parameters_legal, permitted_ops
 from esper.env.spec import Array, EnvSpec, observation_space
 from esper.governor.base import GovernorConfig
 from esper.hosts.base import HostConfig
@@ -207,15 +207,17 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         """Return the actions, after checking that every value is an index of its head."""
         shape = (self.num_envs, len(Head))
         if action_NH.shape != shape:
-            raise ValueError(f"actions must have the shape {shape}, one row per host, got {action_NH.shape}")
+            raise ActionError(
+                f"actions must have the shape {shape}, one row per host and one number per head, got {action_NH.shape}"
+            )
         if action_NH.dtype.kind not in "iu":
-            raise ValueError(f"actions must be integers, got {action_NH.dtype}")
+            raise ActionError(f"actions must be integers, got {action_NH.dtype}")
         sizes_H = np.array(self.layout.head_sizes)
         outside = np.argwhere((action_NH < 0) | (action_NH >= sizes_H))
         if len(outside):
             host, head = outside[0].tolist()
             name, value = Head(head).name.lower(), action_NH[host, head]
-            raise ValueError(f"the action of host {host} has {name}={value}: it must be from 0 to {sizes_H[head] - 1}")
+            raise ActionError(f"the action of host {host} has {name}={value}: it must be from 0 to {sizes_H[head] - 1}")
         return action_NH
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from esper.fusion.layout import Layout
 from esper.growable.module import GrowableModule
+from esper.growable.refusal import check_settings
 from esper.growable.slot import evaluating, has_slot, slot_spec
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.gates import GatesConfig
@@ -50,6 +51,7 @@ def grow(
     Raises:
         ValueError: a slot is unknown or its output is not of these kinds, or a setting is invalid.
     """
+    check_settings(module, rules, gates)
     if isinstance(slots, str) or any(not isinstance(one, str) for one in slots):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"slots must be a list of paths, got {slots!r}: write slots=['features.3']")
     places = dict(slots) if isinstance(slots, Mapping) else {path: path for path in slots}

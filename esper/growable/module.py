@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.config import did_you_mean
 from esper.evaluation.exported import write
 from esper.growable import refusal
 from esper.growable.score import Contribution, Score, check_scores, difference, mean_score, measure
@@ -109,6 +108,7 @@ class GrowableModule(nn.Module):
             settings: settings of these groups, such as `lr=1e-3`; others are the optimizer's defaults.
         """
         groups = SeedGroups(optimizer, settings)
+        groups.warn_of_others(self.module)
         groups.check({name: slot.seed for name, slot in zip(self._names, self._slots, strict=True)})
         self._groups = groups
         self._update()
@@ -339,10 +339,7 @@ class GrowableModule(nn.Module):
     # ---- how it is done
 
     def _index(self, slot: str) -> int:
-        if slot not in self._names:
-            raise ValueError(
-                f"there is no slot {slot}: choose from {', '.join(self._names)}{did_you_mean(slot, list(self._names))}"
-            )
+        refusal.check_slot(slot, self._names)
         return self._names.index(slot)
 
     def _only(self, index: int) -> BoolArray:
@@ -353,7 +350,8 @@ class GrowableModule(nn.Module):
         refusal.check_whole(self._whole, doing)
         index = self._index(slot)
         if not may_NS[0, index]:
-            raise ValueError(refusal.message(doing, slot, self.stage(slot), int(self._state.stage_age[0, index])))
+            age, free = int(self._state.stage_age[0, index]), operations.epochs_until_free(self._state, self.rules)[0, index]
+            raise ValueError(refusal.message(doing, slot, self.stage(slot), age, int(free)))
         return index
 
     def _set(self, state: SlotState) -> None:

@@ -8,9 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.config import did_you_mean
 from esper.evaluation.exported import FORMATS
 from esper.growable.slot import has_slot
+from esper.lifecycle.gates import GatesConfig
+from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import Stage
+from esper.telemetry.text import counted
 
 NEEDS = {
     "germinate": "the slot must be dormant and in use (rules), and the limit rules.max_seeds not reached",
@@ -32,7 +36,26 @@ ADVANCES = {
 ONE_TENSOR = "before esper.grow, wrap the network in a module that takes one tensor and returns one"
 
 
-def message(doing: str, slot: str, stage: Stage, age: int) -> str:
+def check_slot(slot: object, names: Sequence[str]) -> None:
+    """Raise ValueError if there is no slot of this name."""
+    if slot in names:
+        return
+    if str(slot) in names:
+        raise ValueError(f"slots have names, got the {type(slot).__name__} {slot}: write '{slot}'")
+    meant = did_you_mean(slot, list(names)) if isinstance(slot, str) else ""
+    raise ValueError(f"there is no slot {slot}: choose from {', '.join(names)}{meant}")
+
+
+def check_settings(module: object, rules: object, gates: object) -> None:
+    """Raise ValueError if an argument of `esper.grow` has the wrong type."""
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"module must be a torch.nn.Module, not {type(module).__name__}")
+    for name, given, kind in (("rules", rules, SlotsConfig), ("gates", gates, GatesConfig)):
+        if given is not None and not isinstance(given, kind):
+            raise ValueError(f"{name} must be a {kind.__name__}, not {type(given).__name__}: write {name}={kind.__name__}(...)")
+
+
+def message(doing: str, slot: str, stage: Stage, age: int, free: int = 0) -> str:
     """Return why an operation is not permitted.
 
     Args:
@@ -40,7 +63,10 @@ def message(doing: str, slot: str, stage: Stage, age: int) -> str:
         slot: name of the slot.
         stage: its stage.
         age: age of the stage [epochs].
+        free: epochs until an emptied slot can be used again; 0 in other stages.
     """
+    if doing == "germinate" and free:
+        return f"germinate is not permitted in slot {slot} yet: it is free again after {counted(free, 'net.begin_epoch() call')}"
     need = ADVANCES.get(stage, NEEDS[doing]) if doing == "advance" else NEEDS[doing]
     return f"{doing} is not permitted in slot {slot}, which is {stage} (age {age}): {need} (docs/lifecycle.md)"
 

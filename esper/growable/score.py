@@ -1,5 +1,6 @@
 """Scores of a network, and what a seed adds to them."""
 
+import math
 from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ def measure(score: Score) -> float | Tensor:
     if not callable(score):
         raise ValueError(f"score must be a function, such as lambda: accuracy(net), got {score!r}")
     found: object = score()
+    if isinstance(found, np.ndarray | Tensor) and found.ndim > 1 and found.shape[0] != math.prod(found.shape):
+        raise ValueError(f"score() must return one value per sample, got shape {tuple(found.shape)}: average over the other axes")
     if isinstance(found, np.ndarray | np.generic) and found.dtype.kind in "biuf":
         return torch.tensor(np.asarray(found, np.float64)) if found.ndim else float(found)
     if isinstance(found, Tensor):

@@ -1,6 +1,8 @@
 """The seeds of a growable module as parameter groups of an optimizer."""
 
+import warnings
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -29,10 +31,23 @@ class SeedGroups:
         if unknown := [name for name in settings if name not in known]:
             meant, choices = did_you_mean(unknown[0], list(optimizer.defaults)), ", ".join(optimizer.defaults)
             raise ValueError(f"{type(optimizer).__name__} has no setting {unknown[0]}: choose from {choices}{meant}")
+        rate = settings.get("lr", 0.0)
+        if not isinstance(rate, Real | Tensor) or rate < 0:
+            raise ValueError(f"lr must be a number of at least 0, got {rate!r}")
         self.optimizer, self._settings = optimizer, settings
         self._rate = _initial_rate(optimizer, settings)
         self._groups: dict[nn.Module, list[nn.Parameter]] = {}
         """Parameters of the group of each seed: `load_state_dict` of an optimizer replaces its groups, but keeps these lists."""
+
+    def warn_of_others(self, module: nn.Module) -> None:
+        """Warn if the optimizer trains nothing of the module."""
+        own = {id(parameter) for parameter in module.parameters()}
+        if not any(id(parameter) in own for group in self.optimizer.param_groups for parameter in group["params"]):
+            warnings.warn(
+                "the attached optimizer has no parameters of the module, so it trains the seeds only: build it from "
+                "net.module.parameters() to train both",
+                stacklevel=3,
+            )
 
     def check(self, seeds: Mapping[str, nn.Module | None]) -> None:
         """Raise ValueError if the optimizer already has parameters of a seed; `seeds` are by the names of their slots."""

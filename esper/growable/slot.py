@@ -234,6 +234,8 @@ def slot_gradients(slots: list[GrowingSlot], loss: Callable[[], Tensor]) -> list
     Raises:
         ValueError: a slot is passed through never or more than once, or the loss does not depend on it.
     """
+    if not callable(loss):
+        raise ValueError(f"loss must be a function, such as lambda: criterion(net(x), y), got a {type(loss).__name__}")
     for slot in slots:
         slot.captured, slot.capturing = [], True
     try:
@@ -243,6 +245,8 @@ def slot_gradients(slots: list[GrowingSlot], loss: Callable[[], Tensor]) -> list
             if not isinstance(given, Tensor) or given.numel() != 1:
                 got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
                 raise ValueError(f"loss() must return the mean loss of a batch, a tensor with one number, got {got}")
+            if not value.requires_grad:
+                raise ValueError("loss() must return a loss that depends on the network, without detach() or torch.no_grad()")
             for slot in slots:
                 if len(slot.captured) != 1:
                     raise ValueError(

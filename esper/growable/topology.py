@@ -69,7 +69,10 @@ def blueprint_for(given: str | BlueprintConfig, slot: SlotSpec) -> BlueprintConf
                 f"blueprint {given} has no default for {', '.join(needed)}: give its config, as in {kind.__name__}(...)"
             )
         given = kind()
-        assert isinstance(given, BlueprintConfig)
+    if not isinstance(given, BlueprintConfig):
+        if isinstance(given, type) and issubclass(given, BlueprintConfig):
+            raise ValueError(f"a blueprint must be a name or a config, got the class {given.__name__}: write {given.__name__}()")
+        raise ValueError(f"a blueprint must be a name, such as conv_light, or a config, got {given!r}")
     given = restored(described(given))  # a setting may be given as a plain string
     given.check("blueprint")
     if obstacle := given.obstacle(slot):

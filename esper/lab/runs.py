@@ -188,8 +188,16 @@ def _name_arms(runs: Sequence[Run], strata: Sequence[str]) -> None:
     # Different options of a group have different keys: name the option, and a key only if it differs within an option.
     chosen = [key for key in differ if "." not in key or group_of(key) not in differ or _differs_in_choice(configs, key)]
     for run, config in zip(runs, configs, strict=True):
-        parts = [str(config[key]) if key.isalpha() else f"{key}={config[key]}" for key in chosen if key in config]
+        parts = [_in_name(key, config[key]) for key in chosen if key in config]
         run.arm = ",".join(parts) or run.arm
+
+
+def _in_name(key: str, value: object) -> str:
+    """Return a value as it stands in the name of an arm: an option of a group alone, others with their key."""
+    if key in GROUPS and isinstance(value, str):
+        return value
+    text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else "null" if value is None else str(value)
+    return f"{key}={text}"
 
 
 def _differs_in_choice(configs: Sequence[Mapping[str, Any]], key: str) -> bool:

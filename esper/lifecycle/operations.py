@@ -174,6 +174,13 @@ def tick(state: SlotState, slots: SlotsConfig, gates: GatesConfig) -> SlotState:
     return replace(state, stage_age=state.stage_age + 1, seed_age=state.seed_age + state.within(*OCCUPIED))
 
 
+def epochs_until_free(state: SlotState, slots: SlotsConfig) -> IntArray:
+    """Return after how many ticks an emptied slot is dormant again `[N, S]`; 0 for slots in other stages."""
+    pruned_NS, embargoed_NS = state.within(Stage.PRUNED), state.within(Stage.EMBARGOED)
+    left_NS = np.where(pruned_NS, np.maximum(1, 2 - state.stage_age) + slots.embargo, 0)
+    return np.where(embargoed_NS, np.maximum(1, slots.embargo + 1 - state.stage_age), left_NS)
+
+
 def _recycle(state: SlotState, slots: SlotsConfig) -> SlotState:
     """Make emptied slots available again."""
     state = _enter(state, state.within(Stage.EMBARGOED) & (state.stage_age >= slots.embargo), Stage.DORMANT)

@@ -118,13 +118,16 @@ class WeightedReward(Reward):
 
 
 def _per_host(name: str, weight: float, paid: Any, hosts: int) -> FloatArray:
-    """Return what a term pays each host `[N]`, after checking that it pays every host."""
+    """Return what a term pays each host `[N]`, after checking that it pays every host a finite number."""
     paid_N = np.asarray(paid)
     if paid_N.shape != (hosts,) or paid_N.dtype.kind not in "biuf":
         got = f"an array of shape {paid_N.shape}" if isinstance(paid, np.ndarray) else f"{type(paid).__name__} {paid!r}"
         raise RewardError(
             f"the reward term {name} must return one number per host, an array [{hosts}], got {got}: correct its code"
         )
+    if not np.isfinite(paid_N).all():
+        faulty = ", ".join(map(str, np.flatnonzero(~np.isfinite(paid_N))))
+        raise RewardError(f"the reward term {name} is not finite for hosts {faulty}: correct its code")
     return (weight * paid_N).astype(np.float32)
 
 

@@ -291,7 +291,7 @@ def _conclude(one: _Evidence, p: float, p_equivalence: float, rule: _Rule, look:
     warnings = [
         f"{rate.arm} collapsed in {rate.collapsed} of {rate.runs} runs ({rate.where})" for rate in one.collapses if rate.blocks
     ]
-    warnings += [NOT_NORMAL] if one.irregular else []
+    warnings += [NOT_NORMAL] if one.irregular and difference.blocks >= MIN_BLOCKS else []
     if one.missing:
         warnings.append(f"{one.missing} run{'s are' if one.missing > 1 else ' is'} missing{rule.worst}")
     known = np.isfinite(difference.spread)

@@ -31,6 +31,8 @@ from esper.wrappers.flat import flat_space, flatten
 
 WITHOUT_EFFECT = ("buffer", "checkpoints", "policy_seed", "resume", "sweep", "telemetry", "updates")
 """Root keys of a training run that an environment does not read."""
+AGENT_KEYS = ("agent.gamma", "agent.heads")
+"""Starts of overrides of keys of an agent that it reads."""
 FRAMES = 4
 """Frames per second of a video; each shows one host epoch more."""
 EPISODE = "host_episode"
@@ -300,6 +302,8 @@ def make_vec_env(
 
 def _build(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, split: str) -> Environment:
     """Return the environment of a preset and overrides."""
+    if num_envs < 1:
+        raise ConfigError(f"num_envs must be at least 1, got {num_envs}")
     if isinstance(overrides, str):
         raise ConfigError(f"overrides must be a list, got {overrides!r}: write [{overrides!r}]")
     if not isinstance(overrides, Sequence) or not all(isinstance(one, str) for one in overrides):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -320,7 +324,8 @@ def _build(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, sp
             raise ConfigError(f"{override} cannot be overridden in an environment: set num_envs of make_vec_env instead")
         if key == "experiment":
             raise ConfigError(f"{override} describes a training run: name what its hosts need instead, as in task=digits_drift")
-        if key in WITHOUT_EFFECT or override.startswith("agent="):
+        ours = override.startswith(("agent=", "agent.")) and not override.startswith(AGENT_KEYS)
+        if key in WITHOUT_EFFECT or ours:
             raise ConfigError(f"{override} has no effect in an environment, since another library trains the agent: leave it out")
     try:
         config = config_of(["agent=wait", *others, f"hosts={num_envs}"])

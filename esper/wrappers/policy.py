@@ -16,8 +16,9 @@ from esper.buffer.transition import State
 from esper.cli.transfer import transferred
 from esper.config import ConfigError
 from esper.env.actions import Head
-from esper.env.spec import Array, Observation, as_observation
+from esper.env.spec import Array, Observation, as_observation, observation_space
 from esper.task.instances import Split
+from esper.telemetry.text import counted
 from esper.training.config_io import from_plain
 from esper.training.environment import build_env
 from esper.training.resume import load_found
@@ -43,6 +44,8 @@ class SavedPolicy:
         self._agent: Learner | None = None
         self._state: State = {}
         self._hosts = 0
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        """Shape of each array of one host's observation."""
         self._random = np.random.default_rng()
 
     def make_vec_env(
@@ -75,6 +78,7 @@ class SavedPolicy:
         if not isinstance(agent, Learner):
             raise ConfigError(f"agent={option} learns nothing, so there is no policy to load")
         self._agent = agent
+        self._shapes = {name: space.shape or () for name, space in observation_space(layout).spaces.items()}
         self.start(num_envs)
         return env
 
@@ -109,14 +113,27 @@ class SavedPolicy:
         if missing := [name for name in OBSERVED if name not in observation]:
             raise ConfigError(f"the observation lacks {', '.join(missing)}: give what reset or step of make_vec_env returned")
         seen = as_observation(observation)
-        if len(seen.features) != self._hosts or len(starts_N) != self._hosts:
-            raise ConfigError(
-                f"the policy decides for {self._hosts} hosts, got observations of {len(seen.features)} and terminated of "
-                f"{len(starts_N)}: call start(num_envs=...) for another number"
-            )
+        self._check(seen, len(starts_N))
         decision = agent.act(seen, self._state, is_init=starts_N, uniform=uniform, greedy=greedy)
         self._state = decision.state
         return decision.action
+
+    def _check(self, seen: Observation, starts: int) -> None:
+        """Raise ConfigError if observations are not those of the hosts that the policy decides for."""
+        for name in OBSERVED:
+            got, wanted = getattr(seen, name).shape, self._shapes[name]
+            if got == wanted:
+                raise ConfigError(f"{name} is that of a single host, without the axis of hosts: give {name}[None]")
+            if got[1:] != wanted:
+                raise ConfigError(
+                    f"{name} has the shape {got}, but the policy reads [hosts, {', '.join(map(str, wanted))}]: give what reset "
+                    "or step of make_vec_env returned"
+                )
+        if len(seen.features) != self._hosts or starts != self._hosts:
+            raise ConfigError(
+                f"the policy decides for {counted(self._hosts, 'host')}, got observations of {len(seen.features)} and terminated "
+                f"of {starts}: call start(num_envs=...) for another number"
+            )
 
     def _built(self) -> Learner:
         if self._agent is None:

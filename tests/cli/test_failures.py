@@ -78,7 +78,7 @@ def test_equal_reasons_are_named_once(monkeypatch: pytest.MonkeyPatch, capsys: p
     with pytest.raises(SystemExit) as ended:
         end_if_failed([None, [[returned(None)], *results]], Path("my sweep"))
     assert ended.value.code == 1
-    again = "python -m esper.train -m seed=1,2 'hydra.sweep.dir='\"'\"'my sweep'\"'\"''"
+    again = "python -m esper.train -m seed=1,2 'hydra.sweep.dir=my sweep'"
     assert capsys.readouterr().err == f"esper: 3 of 4 runs failed: 0, 3 (x); 2 (y); resume with: {again}\n"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import rehearsal
-from esper.cli.rehearsal import HEAVY
+from esper.cli.rehearsal import HEAVY, INTERRUPTED
 from tests.composed import refusal
 from tests.forked import run_forked
 from tests.test_rules import BAD
@@ -68,6 +68,16 @@ def test_the_title_appears_before_torch_is_imported(bare: Path) -> None:
     assert done.stdout == "ppo on digits: 50 updates of 8 hosts x 20 epochs, reward shaped, seed 0\nloading PyTorch\n"
     assert "torch was imported" in done.stderr
     assert {path.suffix for path in bare.iterdir()} <= {".py", ""}  # nothing is written
+
+
+@pytest.mark.parametrize("heavy", ["torch", "hydra"])
+def test_ctrl_c_while_libraries_are_imported_is_one_sentence(heavy: str, tmp_path: Path) -> None:
+    """Torch is imported by the command, Hydra by the rehearsal first."""
+    (tmp_path / f"{heavy}.py").write_text("raise KeyboardInterrupt\n")
+    done = python("-m", "esper.train", path=tmp_path)
+    assert done.stderr.splitlines()[-1] == INTERRUPTED
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (130, -2)
 
 
 def test_a_checkpoint_is_read_by_the_command_itself(bare: Path) -> None:

@@ -96,7 +96,7 @@ def test_actions_outside_the_space_are_refused(make_env, plan_actions, change, s
     action = plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0))
     with pytest.raises(ValueError, match="must be integers, got float64"):
         env.step(action.astype(float))
-    with pytest.raises(ValueError, match=r"must have the shape \(2, 8\), one row per host, got \(1, 8\)"):
+    with pytest.raises(ValueError, match=r"must have the shape \(2, 8\), one row per host and one number per head, got \(1, 8\)"):
         env.step(action[:1])
     for place, value in change.items():
         action[place] = value

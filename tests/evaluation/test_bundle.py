@@ -131,6 +131,12 @@ def test_it_decides_in_python_as_in_an_evaluation(run: Path, saved: Path) -> Non
         policy.act({"a": observation["features"]})
     with pytest.raises(ConfigError, match=r"the policy decides for 3 hosts, got observations of 2 and terminated of 3"):
         policy.act({name: part[:2] for name, part in observation.items()})
+    with pytest.raises(ConfigError, match=r"features is that of a single host, without the axis of hosts: give features\[None\]"):
+        policy.act({name: part[0] for name, part in observation.items()})
+    with pytest.raises(
+        ConfigError, match=r"slots has the shape \(3, 1, \d+\), but the policy reads \[hosts, 3, \d+\]: give what"
+    ):
+        policy.act({**observation, "slots": observation["slots"][:, :1]})
     with pytest.raises(ConfigError, match=r"overrides must be a list, got 'steps=3'"):
         policy.make_vec_env("steps=3")
     with pytest.raises(ConfigError, match="num_envs must be at least 1, got 0"):

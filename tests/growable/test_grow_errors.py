@@ -1,6 +1,7 @@
 """Mistakes with `esper.grow` are one sentence, and change nothing."""
 
 import copy
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -39,6 +40,11 @@ def recurrent() -> GrowableModule:
     return esper.grow(nn.Sequential(nn.LSTM(4, 4, batch_first=True)), ["0"], torch.ones(2, 3, 4))
 
 
+def sgd() -> torch.optim.SGD:
+    """Return an optimizer of a module of its own."""
+    return torch.optim.SGD(module().parameters(), lr=0.1)
+
+
 BAD: dict[str, tuple[Callable[[], object], str]] = {
     "no slots": (lambda: esper.grow(module(), [], batch()[0]), "slots is empty"),
     "unknown submodule": (lambda: esper.grow(module(), ["conv1"], batch()[0]), "no submodule 'conv1': choose from 0, 1"),
@@ -63,6 +69,27 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         "max_gradient_norm has no effect here",
     ),
     "slot": (lambda: grown().stage("erly"), "there is no slot erly: choose from early, late; did you mean early?"),
+    "slot by number": (
+        lambda: esper.grow(module(), ["1"], batch()[0]).stage(1),  # pyright: ignore[reportArgumentType]
+        "slots have names, got the int 1: write '1'",
+    ),
+    "no slot": (lambda: grown().prune(None), "there is no slot None: choose from early, late$"),  # pyright: ignore[reportArgumentType]
+    "no blueprint": (lambda: grown().germinate("early", None), "must be a name, such as conv_light, or a config, got None"),  # pyright: ignore
+    "class of a blueprint": (
+        lambda: grown().germinate("early", ConvLightConfig),  # pyright: ignore[reportArgumentType]
+        r"got the class ConvLightConfig: write ConvLightConfig\(\)",
+    ),
+    "no module": (lambda: esper.grow(torch.sin, ["1"], batch()[0]), "module must be a torch.nn.Module, not builtin"),  # pyright: ignore
+    "rules": (lambda: grown(rules=3), r"rules must be a SlotsConfig, not int: write rules=SlotsConfig\(...\)"),
+    "gates": (lambda: grown(gates={"min_contribution": 0.1}), "gates must be a GatesConfig, not dict"),
+    "rate": (lambda: grown().attach(sgd(), lr=-0.1), "lr must be a number of at least 0, got -0.1"),
+    "rate as text": (lambda: grown().attach(sgd(), lr="1e-3"), "lr must be a number of at least 0, got '1e-3'"),
+    "value as loss": (lambda: grown().potential(torch.ones(())), "loss must be a function, such as lambda: .*, got a Tensor"),  # pyright: ignore
+    "detached loss": (lambda: grown().potential(lambda: torch.ones(())), "that depends on the network, without detach"),
+    "score per class": (
+        lambda: active(grown()).contributions(lambda: torch.ones(8, 10)),
+        r"one value per sample, got shape \(8, 10\): average over the other axes",
+    ),
     "blueprint": (lambda: grown().germinate("early", "conv_ligt"), "did you mean conv_light?"),
     "blueprint elsewhere": (lambda: grown().germinate("early", "lora"), "lora cannot grow in slot early"),
     "blend": (
@@ -89,7 +116,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "grown before": (lambda: esper.grow(grown().module, ["1"], batch()[0]), "submodule '1' has a slot already"),
     "no optimizer": (lambda: grown().attach(None), "attach needs a PyTorch optimizer, got a NoneType"),  # pyright: ignore[reportArgumentType]
     "setting": (
-        lambda: grown().attach(torch.optim.SGD(module().parameters()), learning_rate=0.1),
+        lambda: grown().attach(sgd(), learning_rate=0.1),
         "SGD has no setting learning_rate: choose from lr, momentum",
     ),
     "one group": (lambda: grown().attach(torch.optim.LBFGS(module().parameters())), "LBFGS takes a single parameter group"),
@@ -132,6 +159,25 @@ def test_mistakes_change_nothing() -> None:
     assert after["seeds"] == before["seeds"]
     assert net.seed("late") is None
     assert all(np.array_equal(value, before["state"][name], equal_nan=True) for name, value in after["state"].items())
+
+
+def test_an_emptied_slot_says_when_it_is_free() -> None:
+    net = active(grown())
+    net.prune("early")
+    for left in ("2 net.begin_epoch() calls", "1 net.begin_epoch() call"):
+        with pytest.raises(
+            ValueError, match=f"^germinate is not permitted in slot early yet: it is free again after {re.escape(left)}$"
+        ):
+            net.germinate("early", "norm")
+        net.begin_epoch()
+    net.germinate("early", "norm")
+
+
+def test_an_optimizer_of_another_module_is_warned_of() -> None:
+    with pytest.warns(
+        UserWarning, match="has no parameters of the module, so it trains the seeds only: build it from net.module.par"
+    ):
+        grown().attach(sgd())
 
 
 def test_a_seed_that_nothing_trains_is_warned_of() -> None:

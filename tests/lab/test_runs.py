@@ -39,13 +39,14 @@ def cells(found: list[Run]) -> set[tuple[str, int]]:
 def test_arms_are_named_over_all_folders(on_disk: Any, tmp_path: Path) -> None:
     for place, rate, seed in (("x", 1e-3, 1), ("y", 1e-2, 2)):
         for reward in ("shaped", "sparse"):
-            on_disk(f"{place}/run/{reward}", reward=reward, agent="ppo", agent__rate=rate, seed=seed)
+            more = {"hosts": int(1000 * rate), "blueprint": ["norm", "conv_light"][:seed]}
+            on_disk(f"{place}/run/{reward}", reward=reward, agent="ppo", agent__rate=rate, seed=seed, **more)
     found = find_runs([tmp_path / "x/run", tmp_path / "y/run"])
     assert {run.arm for run in found} == {
-        "shaped,agent.rate=0.001",
-        "sparse,agent.rate=0.001",
-        "shaped,agent.rate=0.01",
-        "sparse,agent.rate=0.01",
+        "shaped,agent.rate=0.001,hosts=1,blueprint=[norm]",
+        "sparse,agent.rate=0.001,hosts=1,blueprint=[norm]",
+        "shaped,agent.rate=0.01,hosts=10,blueprint=[norm,conv_light]",
+        "sparse,agent.rate=0.01,hosts=10,blueprint=[norm,conv_light]",
     }
 
 
@@ -61,8 +62,8 @@ def test_teachers_name_an_arm_as_one_where_each_seed_has_its_own(on_disk: Any, t
         on_disk(f"rule/{seed}", agent__teacher=None, seed=seed)
     assert {run.arm for run in find_runs([tmp_path / "own"])} == {"agent.imitation=0.25", "agent.imitation=0.5"}
     assert {run.arm for run in find_runs([tmp_path / "shared"])} == {"agent.teacher=a", "agent.teacher=b"}
-    assert {run.arm for run in find_runs([tmp_path / "mixed"])} == {"agent.teacher=of_each_seed", "agent.teacher=None"}
-    assert {run.arm for run in find_runs([tmp_path / "rule"])} == {"agent.teacher=heuristic", "agent.teacher=None"}
+    assert {run.arm for run in find_runs([tmp_path / "mixed"])} == {"agent.teacher=of_each_seed", "agent.teacher=null"}
+    assert {run.arm for run in find_runs([tmp_path / "rule"])} == {"agent.teacher=heuristic", "agent.teacher=null"}
 
 
 def test_arm_names_hold_keys_that_differ_within_an_option(on_disk: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from esper.env.actions import ALPHA_SPEEDS, ALPHA_TARGETS, STYLES, TEMPOS, execute, legal_slots
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize, shortest_life
-from esper.lifecycle.operations import may_germinate, may_prune
+from esper.lifecycle.operations import epochs_until_free, may_germinate, may_prune
 from esper.lifecycle.roles import Blend, Fossils, Incubation
 from esper.lifecycle.slots import GATES, EveryBlockConfig, Isolation, OneSeedConfig, SlotsConfig
 from esper.lifecycle.stages import Mode, Op, Stage, empty
@@ -70,13 +70,16 @@ def test_alpha_rises_evenly_and_ends_exactly_at_one(tempo):
 def test_an_emptied_slot_is_pruned_for_an_epoch_then_embargoed(embargo):
     config = EveryBlockConfig(embargo=embargo)
     state = step(step(empty(1, 1), config, Op.GERMINATE), config, Op.PRUNE)
-    stages = []
+    stages, left = [], []
     while state.stage[0, 0] != Stage.DORMANT:
+        left.append(epochs_until_free(state, config)[0, 0])
         assert not may_germinate(state, config, np.array([True])).any()
         assert not may_prune(state, config).any()
         stages.append(Stage(state.stage[0, 0]))
         state = step(state, config)
     assert stages == [Stage.PRUNED] + [Stage.EMBARGOED] * embargo
+    assert left == list(range(embargo + 1, 0, -1))
+    assert epochs_until_free(state, config)[0, 0] == 0
     assert may_germinate(state, config, np.array([True])).all()
 
 

@@ -221,9 +221,10 @@ def test_removals_by_rules_and_by_actions_are_distinguished(op, change, wanted):
         (np.zeros((2, 1)), r"an array of shape \(2, 1\)"),
         (np.array(["a", "b"]), r"an array of shape \(2,\)"),
         ([1.0], r"list \[1.0\]"),
+        (np.array([1.0, np.nan]), None),
     ],
 )
-def test_a_term_that_does_not_pay_every_host_is_named(paid: Any, got: str) -> None:
+def test_a_term_that_does_not_pay_every_host_a_finite_number_is_named(paid: Any, got: str | None) -> None:
     faulty = table.Term(name="odd", unit="1", formula="?", make=lambda mode, gamma: lambda signals: paid)
 
     @dataclass(kw_only=True, slots=True)
@@ -234,5 +235,6 @@ def test_a_term_that_does_not_pay_every_host_is_named(paid: Any, got: str) -> No
         odd: float = 1.0
         """Weight."""
 
-    with pytest.raises(RewardError, match=f"the reward term odd must return one number per host, an array .2., got {got}"):
+    wanted = f"must return one number per host, an array .2., got {got}" if got else "is not finite for hosts 1: correct its code"
+    with pytest.raises(RewardError, match=f"the reward term odd {wanted}"):
         OddConfig().build(gamma=1.0)(signals_of(empty(2, 1), empty(2, 1)))

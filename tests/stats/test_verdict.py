@@ -231,6 +231,15 @@ def test_collapsed_runs_leave_the_mean_and_withhold_equivalence() -> None:
     assert str(found) == "no verdict on plain and same: same collapsed in 1 of 12 runs (block 4)"
 
 
+def test_three_differences_without_an_interval_need_no_care() -> None:
+    values = {"plain": [0.0, 0.0, 9.0], "good": [0.0, 0.0, 0.0]}
+    rows = [(arm, block, value) for arm, row in values.items() for block, value in enumerate(row)]
+    cells = pd.DataFrame(rows, columns=["arm", "block", "value"]).assign(stratum="")
+    (found,) = compare_arms(cells, margin=0.5, higher_is_better=False)
+    assert found.verdict is Conclusion.too_few
+    assert found.warnings == ()
+
+
 def test_costs_do_not_collapse() -> None:
     cells = table("plain", "good")
     cells.loc[(cells.arm == "plain") & (cells.block == 4), "value"] -= 50
