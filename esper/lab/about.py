@@ -26,8 +26,8 @@ WORDS = {
     "look": "A number of blocks at which the plan allows a verdict.",
     "A/A control": "The first arm once more, with other policy seeds: it shows how much the same config differs from itself.",
     "collapsed": "A run that is far below the others of its arm and of its block.",
-    "kind": "What a host lacks, block of layers by block: o for intact, x for a built-in defect. If the task has events, also "
-    "whether one of them stays. The controller is not told.",
+    "kind": "What a host lacks, one letter per part of the host, in forward order: o for an intact part, x for one with a "
+    "built-in defect. If the task has events, also whether one of them stays. The controller is not told.",
 }
 """Words of a report and their meanings."""
 
