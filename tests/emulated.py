@@ -9,6 +9,7 @@ prints JSON.
 """
 
 import json
+import subprocess
 import sys
 import traceback
 from collections import Counter
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 
-from tests.worlds import environment, grown
+from tests.worlds import environment, grown, in_a_loop
 
 NAME = "emulated"
 COPIES = {"aten::_to_copy", "aten::copy_"}
@@ -124,12 +125,16 @@ def _computing(func: Any) -> Callable[..., Any]:
 
 def main(world: str, *given: str) -> None:
     """Print the losses of an episode, the waits of all steps but the first and the last, and what is said of tensors on two
-    devices; `given` are devices and overrides."""
+    devices; `given` are devices and overrides. Or, with `loop`, what `in_a_loop` returns."""
     names, more = ([one for one in given if ("=" in one) == override] for override in (False, True))
     kept = emulate()
-    with TemporaryDirectory() as folder, closing(environment(world, Path(folder), names, *more)) as env:
-        until: list[Counter[str]] = []
-        losses = grown(world, env, lambda: until.append(waits.copy()))
+    with TemporaryDirectory() as folder:
+        if world == "loop":
+            print(json.dumps({"found": in_a_loop(torch.device(NAME), Path(folder))}))
+            return
+        with closing(environment(world, Path(folder), names, *more)) as env:
+            until: list[Counter[str]] = []
+            losses = grown(world, env, lambda: until.append(waits.copy()))
     found = {"losses": losses.tolist(), "waits": until[-2] - until[0]}  # the last step also starts the next episode
     try:
         torch.ones(2, device=NAME) + torch.ones(2)
@@ -137,6 +142,15 @@ def main(world: str, *given: str) -> None:
         found["refused"] = str(error)
     print(json.dumps(found))
     del kept
+
+
+def on_emulated_gpu(*arguments: str) -> dict[str, Any]:
+    """Return what the command prints."""
+    command = [sys.executable, "-m", "tests.emulated", *arguments]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return json.loads(done.stdout)
 
 
 if __name__ == "__main__":

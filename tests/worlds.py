@@ -1,14 +1,22 @@
 """What trains on a device: small environments of each kind, and an episode in which seeds are planted."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+import esper
 from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
 from esper.env.base import Environment
+from esper.lifecycle.gates import GatesConfig
+from esper.lifecycle.stages import Stage
 from esper.task.instances import Split
 from esper.training.environment import build_env
 from esper.training.play import play
@@ -50,3 +58,45 @@ def grown(world: str, env: Environment, watch: Callable[[], None] = lambda: None
 
     play(env, ActionLists(lists, env.layout), record=record)
     return np.array(losses)
+
+
+LOOP = {"multiply": "straight_through", "gate": "none", "add": "closed_loop"}
+"""How seeds join the features of a module of one's own, and how they incubate."""
+
+
+def in_a_loop(device: torch.device, folder: Path) -> list[float]:
+    """Return losses and contributions of modules in a loop of one's own, each with a seed that is kept; they are exported to the
+    folder."""
+    found: list[float] = []
+    for blend, incubation in LOOP.items():
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3)]
+        x, y = torch.randn(16, 1, 8, 8).to(device), torch.arange(16).remainder(3).to(device)
+        gates = GatesConfig(min_contribution=-1.0)
+        net = esper.grow(nn.Sequential(*layers).to(device), ["2"], x, incubation=incubation, gates=gates)
+        optimizer = torch.optim.Adam(net.module.parameters(), lr=0.01)
+        net.attach(optimizer)
+        loss, score = partial(_loss, net, x, y), partial(_score, net, x, y)
+        found += net.potential(loss)["2"].values()
+        net.germinate("2", "conv_light", blend=blend)
+        while net.stage("2") is not Stage.FOSSILIZED:
+            net.begin_epoch()
+            optimizer.zero_grad()
+            now = loss()
+            now.backward()
+            net.incubate(loss)
+            optimizer.step()
+            found += [now.item(), *(one.value for one in net.contributions(score).values())]
+            with suppress(ValueError):  # not yet
+                net.advance("2")
+        net.load_state_dict(net.state_dict())
+        found += [loss().item(), float(net.export(folder / blend, x) < 1e-4)]
+    return found
+
+
+def _loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(net(x), y)
+
+
+def _score(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (net(x).argmax(1) == y).float()

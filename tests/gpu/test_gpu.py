@@ -23,7 +23,7 @@ from esper.telemetry.jsonl import read_records
 from esper.training.environment import build_env
 from esper.training.trainer import Trainer
 from tests.fusion.test_fuse import LAYERS, random_module
-from tests.worlds import SMALL, WORLDS, environment, grown
+from tests.worlds import SMALL, WORLDS, environment, grown, in_a_loop
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device on this machine")
 
@@ -170,6 +170,11 @@ def test_equal_runs_are_equal_and_a_resumed_one_too(agent: str, tmp_path: Path) 
     assert whole == again
     # The last update of a run has records that others lack, and the learning rate of PPO depends on the number of updates.
     assert agent == "ppo" or whole[-1] == parts[-1]
+
+
+def test_a_module_grows_in_a_loop_as_on_the_cpu(tmp_path: Path) -> None:
+    found, wanted = (in_a_loop(torch.device(device), tmp_path / device) for device in ("cuda", "cpu"))
+    np.testing.assert_allclose(found, wanted, rtol=0.02, atol=0.07)  # a contribution may differ by one sample
 
 
 def test_memory_does_not_grow_over_episodes(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ import esper
 from esper.config import GROUPS
 from esper.lifecycle.gates import GatesConfig
 from esper.seeds.blueprints.base import BlueprintConfig
+from tests.emulated import on_emulated_gpu
 from tests.growable.test_grow import active, batch, grown, loss_of, moved
+from tests.worlds import in_a_loop
 
 
 def test_a_closed_loop_gives_no_gradient_to_what_is_beside_the_network() -> None:
@@ -280,3 +283,8 @@ def test_a_network_of_keyword_arguments_grows() -> None:
     assert any(parameter.grad is not None and parameter.grad.any() for parameter in seed.parameters())
     with pytest.raises(TypeError, match="unexpected keyword argument 'x'"):
         esper.grow(Masked(), slots=["embed"], example={"x": inputs["tokens"]})
+
+
+def test_a_module_grows_on_an_emulated_gpu_as_on_the_cpu(tmp_path: Path) -> None:
+    """Parameters, features, seeds and scores are on the device; what meets a tensor of the CPU fails there."""
+    assert on_emulated_gpu("loop", "cuda:0")["found"] == pytest.approx(in_a_loop(torch.device("cpu"), tmp_path))

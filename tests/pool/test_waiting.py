@@ -1,9 +1,5 @@
 """How often training and validation wait for their device: a result is read once per epoch, and never within it."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from threading import Event, Timer
 
 import numpy as np
@@ -15,9 +11,8 @@ from esper.env.actions import Head
 from esper.pool import shard as shards
 from esper.task.instances import Split
 from esper.training.environment import build_env
+from tests.emulated import on_emulated_gpu
 from tests.worlds import environment, grown
-
-ROOT = Path(__file__).parents[2]
 
 EVERY_EPOCH = ("pool/shard.py: report = ", "pool/sums.py: whole = ")
 """Where the CPU waits once per epoch of a shard: for the results of training and of validation."""
@@ -31,10 +26,7 @@ POTENTIAL = "pool/local.py: return self._sensors[device]"
 )
 def test_hosts_train_on_an_emulated_gpu_which_the_cpu_waits_for_once_per_result(world, devices, more, tmp_path):
     """Tensors of different devices do not meet, and nothing is read in the middle of an epoch."""
-    command = [sys.executable, "-m", "tests.emulated", world, *devices, *more]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
-    emulated = json.loads(done.stdout)
+    emulated = on_emulated_gpu(world, *devices, *more)
     assert emulated["refused"] == "aten::add: expected all tensors on one device, got cpu, emulated:0"
     losses_TN = grown(world, environment(world, tmp_path, ["cpu"], "devices.cpu.own_kernels=false", *more))
     np.testing.assert_allclose(emulated["losses"], losses_TN, rtol=0.02)
