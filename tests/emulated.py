@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -32,6 +33,10 @@ COPIES = {"aten::_to_copy", "aten::copy_"}
 READS = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero"}
 """Operations whose result, or its shape, Python needs."""
 
+emulates = pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"), reason="this version of torch is too old"
+)
+"""Mark of tests on the device."""
 waits: Counter[str] = Counter()
 """Waits of the CPU for the device, by the line of Esper that asked."""
 

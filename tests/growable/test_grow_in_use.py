@@ -16,7 +16,7 @@ import esper
 from esper.config import GROUPS
 from esper.lifecycle.gates import GatesConfig
 from esper.seeds.blueprints.base import BlueprintConfig
-from tests.emulated import on_emulated_gpu
+from tests.emulated import emulates, on_emulated_gpu
 from tests.growable.test_grow import active, batch, grown, loss_of, moved
 from tests.worlds import in_a_loop
 
@@ -285,6 +285,7 @@ def test_a_network_of_keyword_arguments_grows() -> None:
         esper.grow(Masked(), slots=["embed"], example={"x": inputs["tokens"]})
 
 
+@emulates
 def test_a_module_grows_on_an_emulated_gpu_as_on_the_cpu(tmp_path: Path) -> None:
     """Parameters, features, seeds and scores are on the device; what meets a tensor of the CPU fails there."""
     assert on_emulated_gpu("loop", "cuda:0")["found"] == pytest.approx(in_a_loop(torch.device("cpu"), tmp_path))

@@ -11,7 +11,7 @@ from esper.env.actions import Head
 from esper.pool import shard as shards
 from esper.task.instances import Split
 from esper.training.environment import build_env
-from tests.emulated import on_emulated_gpu
+from tests.emulated import emulates, on_emulated_gpu
 from tests.worlds import environment, grown
 
 EVERY_EPOCH = ("pool/shard.py: report = ", "pool/sums.py: whole = ")
@@ -20,6 +20,7 @@ POTENTIAL = "pool/local.py: return self._sensors[device]"
 """Where it waits for growth potential."""
 
 
+@emulates
 @pytest.mark.parametrize(
     ("world", "devices", "more"),
     [("cnn", ["cpu", "cuda:0"], []), ("transformer", ["cuda:0"], ["task.epoch_samples=48"]), ("deployed", ["cuda:0"], [])],
