@@ -9,6 +9,7 @@ prints JSON.
 """
 
 import json
+import os
 import subprocess
 import sys
 import traceback
@@ -25,9 +26,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 
+import esper
 from tests.worlds import environment, grown, in_a_loop
 
 NAME = "emulated"
+ESPER = f"{Path(esper.__file__).parent}{os.sep}"
 COPIES = {"aten::_to_copy", "aten::copy_"}
 """Operations that may read one device and write another."""
 READS = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero"}
@@ -70,8 +73,8 @@ def compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     target = kwargs.get("device")
     leaves = name == "aten::_to_copy" and target is not None and torch.device(target).type != NAME
     if leaves or name in READS or (name == "aten::copy_" and not isinstance(args[0], EmulatedTensor)):
-        asked = [frame for frame in traceback.extract_stack() if "/esper/" in frame.filename]
-        waits[f"{asked[-1].filename.split('/esper/')[-1]}: {asked[-1].line}" if asked else "elsewhere"] += 1
+        asked = [frame for frame in traceback.extract_stack() if frame.filename.startswith(ESPER)]
+        waits[f"{asked[-1].filename.removeprefix(ESPER)}: {asked[-1].line}" if asked else "elsewhere"] += 1
     out = func(*pytree.tree_map(_to_cpu, args), **pytree.tree_map(_to_cpu, kwargs))
     if leaves:
         return out
