@@ -31,8 +31,9 @@ from esper.cli.help import defaults, groups, yaml_names
 from esper.cli.transfer import TRANSFERABLE
 from esper.config import ALIASES, BROUGHT, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean
 from esper.evaluate import EvaluateConfig
+from esper.evaluation.exported import FORMATS
 from esper.export import ExportConfig
-from esper.lab.outcomes import CompareConfig
+from esper.lab.outcomes import OUTCOMES, CompareConfig
 from esper.plugins import load_plugins
 from esper.report import ReportConfig
 from esper.sweeps import SWEEPS
@@ -40,6 +41,9 @@ from esper.sweeps import SWEEPS
 FLAGS = {"train": ("--help", "-m", "--cfg", "--config-dir")} | dict.fromkeys(
     ("evaluate", "compare", "report", "export"), ("--help",)
 )
+
+EVALUATING = ("evaluate", "compare", "export")
+"""Commands that take overrides of a run."""
 
 # Reads a table of "SCOPE WORD" lines and the words typed so far, the last of which is completed. A word counts if its scope is
 # the command or a chosen option. It is completed up to the next dot or equals sign, so that hundreds of keys are shown by level.
@@ -124,7 +128,8 @@ def table() -> Iterator[tuple[str, ...]]:
         commands = [
             command
             for command in FLAGS
-            if command == "train" or (command in ("evaluate", "compare") and ALIASES.get(group, group) in TRANSFERABLE)
+            if command == "train" or (command in EVALUATING and ALIASES.get(group, group) in TRANSFERABLE)
+            if (command, group) != ("export", "host")  # where it is a number
         ]
         yield from ((command, f"{group}={option}") for command in commands for option in options)
     keyed = (
@@ -136,7 +141,9 @@ def table() -> Iterator[tuple[str, ...]]:
     )
     for node, command in keyed:
         yield from ((command, word) for word in words_of(node, ""))
-    yield from ((command, f"{key}=") for command in ("evaluate", "compare") for key in TRANSFERABLE if key not in GROUPS)
+    yield from ((command, f"{key}=") for command in EVALUATING for key in TRANSFERABLE if key not in GROUPS)
+    yield from (("compare", f"outcome={name}") for name in OUTCOMES)
+    yield from (("export", f"format={name}") for name in FORMATS)
     for group, options in GROUPS.items():
         for name in (*options, *yaml_names(group)):
             prefix = f"{group}.{name}." if group in MANY else f"{group}."

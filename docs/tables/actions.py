@@ -13,7 +13,8 @@ OPERATIONS = {
     Op.WAIT: "Do nothing. Always legal.",
     Op.GERMINATE: "Plant a seed of a blueprint in an empty slot, and choose how it will be blended in.",
     Op.SET_ALPHA_TARGET: "Ramp alpha of a seed in blending or holding to another target. Legal only if `alpha_target` is free. "
-    "With `slots.switchable=true` it also switches a fossil off, or on again, at once, whatever the other heads say.",
+    "With `slots.switchable=true` it also switches a fossil off, or on again, at once, whatever the other heads say, and even if "
+    "`alpha_target` is fixed.",
     Op.PRUNE: "Remove a live seed, at once or after a ramp of alpha down to 0.",
     Op.FOSSILIZE: "Keep a seed in holding permanently.",
     Op.ADVANCE: "Move a seed to its next stage, if the gate to that stage is open.",

@@ -84,8 +84,10 @@ def go_on(folder: Path | str) -> str:
     place = typed_as("hydra.sweep.dir", folder)
     if not arguments:
         return f"repeat the command of the sweep with {place}"
-    words = shlex.join(word for word in arguments if not word.startswith("hydra.sweep.dir="))
-    return f"resume with: python -m esper.train {words} {place}"
+    words = [word for word in arguments if not word.startswith("hydra.sweep.dir=")]
+    overrides = [index for index, word in enumerate(words) if "=" in word and not word.startswith("-")]
+    at = overrides[-1] + 1 if overrides else len(words)  # beside other overrides: argparse cannot read those behind a flag
+    return f"resume with: python -m esper.train {' '.join([*map(shlex.quote, words[:at]), place, *map(shlex.quote, words[at:])])}"
 
 
 def _flat(results: Any) -> Iterator[JobReturn]:

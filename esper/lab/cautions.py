@@ -24,6 +24,7 @@ BY_BLOCK = "task.split_seed"
 OWN_BY_BLOCK = (BY_BLOCK, "agent.teacher", *DATA_KEYS, "hosts", "updates")
 """Keys and groups that may differ within an arm, since each block has its own, or of which another warning tells."""
 EPISODES = "hosts times updates"
+IN_STRATA = "if this is a separate setting, add it to strata"
 HOST_KEYS = ("host", "slots", "gates", "optimiser", "blueprint", "governor")
 """Groups that determine, with the data, what a host is and how it may grow."""
 AT_THE_START = (*SEARCHED, STATIC_NET, *(f"{PREFIX}{method}" for method in UNBUDGETED))
@@ -149,5 +150,6 @@ def _different_data(runs: Sequence[Run], alike: Collection[str]) -> list[str]:
         if len(settings) > len({block for block, _ in settings}):
             arms = dict.fromkeys(arm for arm, _ in values)
             shown = ", ".join(f"{arm} {' and '.join(sorted({value for own, value in values if own == arm}))}" for arm in arms)
-            found.append(f"runs see different data: {key} is {shown}; if this is a separate setting, add it to strata")
+            remedy = "compare such arms only if the comparison is about that" if key == EPISODES else IN_STRATA
+            found.append(f"runs see different data: {key} is {shown}; {remedy}")
     return found

@@ -345,7 +345,7 @@ def command_of(found: Design, folder: Path | None, *, blocks: int | None = None,
     keys = {override.strip("'").partition("=")[0] for override in more}
     parts = [part for part in parts if part.strip("'").partition("=")[0] not in keys]
     if folder is not None:
-        launcher, own_options = _last_start(folder)  # a flag stands behind all overrides, or argparse cannot read them
+        launcher, own_options = last_start(folder)  # a flag stands behind all overrides, or argparse cannot read them
         more = [*more, *map(shlex.quote, launcher), typed_as("hydra.sweep.dir", folder), *map(shlex.quote, own_options)]
     return f"python -m esper.train -m {' '.join([*parts, *more])}"
 
@@ -356,7 +356,7 @@ def typed_overrides(overrides: Sequence[str]) -> str:
     return f"score_overrides={json.dumps(list(overrides)) if spaced else ' '.join(overrides)}"
 
 
-def _last_start(folder: Path) -> tuple[list[str], list[str]]:
+def last_start(folder: Path) -> tuple[list[str], list[str]]:
     """Return the overrides of Hydra's launcher, and --config-dir, of the last start of the experiment in a folder, as Hydra
     recorded them."""
     try:

@@ -20,6 +20,8 @@ from esper.stats.power import PlannedTest, VarianceParts, variance_parts
 from esper.telemetry.text import percent
 
 Pairs = Sequence[tuple[str, str]]
+ENOUGH = 0.95
+"""Power above which more hosts and blocks are not worth a word."""
 LEAST_BLOCKS = 5
 """Fewest blocks from which a variance is estimated."""
 
@@ -111,6 +113,8 @@ def advice(spread: Spread, test: PlannedTest) -> list[str]:
         return []
     test = replace(test, looks=sorted({max(MIN_BLOCKS, look) for look in test.looks}))
     now, hosts = (test.powers(value)[-1] for value in (spread.value, parts.spread(4 * parts.num_hosts)))
+    if now > ENOUGH:
+        return []
     return [
         f"{percent(parts.share)} of the variance of a difference comes from the {parts.num_hosts} hosts: "
         f"with {test.looks[-1]} blocks, 4x hosts raise the power from {percent(now)} to {percent(hosts)}, "

@@ -151,9 +151,14 @@ def _interval(mean: float, low: float, high: float) -> str:
         return NO_MEAN
     digits = decimals(mean, low, high)
     if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):
-        return f"{mean:,.{digits}f}, no spread"
-    ends = f"{low:,.{digits}f} to {high:,.{digits}f}" if math.isfinite(high - low) else NO_INTERVAL
-    return f"{mean:,.{digits}f}, {ends}"
+        return f"{_fixed(mean, digits)}, no spread"
+    ends = f"{_fixed(low, digits)} to {_fixed(high, digits)}" if math.isfinite(high - low) else NO_INTERVAL
+    return f"{_fixed(mean, digits)}, {ends}"
+
+
+def _fixed(value: float, digits: int) -> str:
+    """Return a number with some decimals, and no sign if that leaves 0."""
+    return f"{round(value, digits) + 0.0:,.{digits}f}"
 
 
 NO_MEAN, NO_INTERVAL = "too few blocks", "too few blocks for an interval"

@@ -1,33 +1,47 @@
 """How long `esper.compare` will take to score the policies of an experiment, told beside the time of their training."""
 
-from collections.abc import Mapping
+import warnings
 from pathlib import Path
 from statistics import median
-from typing import Any
 
+from esper.cli.overrides import config_of
+from esper.cli.transfer import fitted
+from esper.config import Config
 from esper.lab.design import Design
 from esper.telemetry.jsonl import read_records
 from esper.telemetry.text import duration
 
-GROWN = 2
-"""How often a policy grows its held-out hosts: with sampled and with its most probable actions."""
 BUILDING = 1.0
 """Time of building the held-out hosts of a run [s], by which small runs are slower to score than to train."""
 
 
-def scoring_share(found: Design, settings: Mapping[str, Any]) -> float:
-    """Return the time of scoring a policy over that of its training: the ratio of held-out to training hosts grown.
+def host_epochs(found: Design, config: Config) -> int:
+    """Return the number of host epochs in which a policy is scored: with sampled actions and, if its agent samples, with its most
+    probable ones.
 
     Args:
         found: the experiment.
-        settings: config of the runs, of which `updates` and `hosts` are read.
+        config: config of a run of its arm.
     """
-    return GROWN * found.plan.score_hosts / (int(settings["updates"]) * int(settings["hosts"]))
+    scored = fitted(config, found.plan.score_overrides) if found.plan.score_overrides else config
+    return (2 if config.agent.greedy else 1) * found.plan.score_hosts * scored.steps
 
 
-def before(found: Design, settings: Mapping[str, Any]) -> str:
+def configs_of(found: Design) -> dict[str, Config]:
+    """Return the config of a run of each arm."""
+    with warnings.catch_warnings(action="ignore"):  # the runs themselves warn
+        return {cell.arm: config_of(list(cell.overrides)) for cell in found.firsts()}
+
+
+def scoring_share(found: Design) -> float:
+    """Return the time of scoring the policies of an experiment over that of their training: the ratio of host epochs."""
+    configs = configs_of(found).values()
+    return sum(host_epochs(found, one) for one in configs) / sum(one.updates * one.hosts * one.steps for one in configs)
+
+
+def before(found: Design) -> str:
     """Return the line about scoring that is printed before the first run."""
-    share = scoring_share(found, settings)
+    share = scoring_share(found)
     time = f"{share:.1f} times as long as training them" if share >= 1 else f"{100 * share:.0f} % of the time of their training"
     more = ", if hosts of score_overrides take as long as those of the training" if found.plan.score_overrides else ""
     more += "; baselines come on top" if found.plan.baselines else ""
@@ -37,12 +51,13 @@ def before(found: Design, settings: Mapping[str, Any]) -> str:
     )
 
 
-def after(found: Design, settings: Mapping[str, Any], folder: Path) -> str:
+def after(found: Design, folder: Path) -> str:
     """Return the line about scoring that is printed after the last run."""
     # The median, as the first update of a process is slower.
-    paths = [path for cell in found.cells if (path := folder / cell.folder / "times.jsonl").exists()]
-    speeds = [[record["time/host_epochs_per_second"] for record in read_records(path)] for path in paths]
-    host_epochs = GROWN * found.plan.score_hosts * int(settings["steps"])
-    grown = sum(BUILDING + host_epochs / median(of_run) for of_run in speeds if of_run)
+    epochs, grown = {arm: host_epochs(found, config) for arm, config in configs_of(found).items()}, 0.0
+    for cell in found.cells:
+        path = folder / cell.folder / "times.jsonl"
+        speeds = [record["time/host_epochs_per_second"] for record in read_records(path)] if path.exists() else []
+        grown += BUILDING + epochs[cell.arm] / median(speeds) if speeds else 0.0
     time = f"about {duration(grown)}" if grown else "a while"
     return f"it first scores the policies, once, which takes {time}; workers=N scores N at a time"

@@ -146,14 +146,15 @@ class BlockSweeper(CellSweeper):
         with in_one_sentence():
             assert self.config is not None
             design = experiment(self.config.hydra, arguments)
-            lines = [*announce(design, self.folder), *expected_power(design), scoring_time.before(design, self.config)]
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.save_config()  # with the launcher and --config-dir, which commands in these lines repeat
+            lines = [*announce(design, self.folder), *expected_power(design), scoring_time.before(design)]
             design.save(self.folder)
-            self.save_config()
             print("\n".join(lines), flush=True)
             results = self.run_cells(f"{len(design.arms)} arms x {counted(design.blocks, 'block')}", design.cells)
             end_if_failed(results, self.folder)
             print(f"compare them with: python -m esper.compare {shlex.quote(str(self.folder))}")
-            print(scoring_time.after(design, self.config, self.folder), flush=True)
+            print(scoring_time.after(design, self.folder), flush=True)
         return [results]
 
 

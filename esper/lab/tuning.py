@@ -22,7 +22,7 @@ from esper.config import ConfigError
 from esper.evaluation.outcomes import ONLINE
 from esper.files import fingerprint, write_whole
 from esper.lab.arms import typed_arms
-from esper.lab.design import Cell, draw_seeds
+from esper.lab.design import Cell, draw_seeds, last_start
 from esper.lab.integrity import check_values
 from esper.lab.outcomes import OUTCOMES, unknown_outcome
 from esper.lab.roots import new_root
@@ -217,11 +217,12 @@ class Tuning:
         with warnings.catch_warnings(action="ignore"):  # the runs themselves warn
             first = config_of([*self.space.common, f"seed={self.space.seeds[0]}"])
         claims += [] if first.agent.seeded else ["aa_control=false"]
-        arguments = ["-m", "sweep=ab", arms, "blocks=12", f"root={new_root(self._identity())}", *claims, *common]
+        launcher, own_options = last_start(self.folder)
+        arguments = ["-m", "sweep=ab", arms, "blocks=12", f"root={new_root(self._identity())}", *claims, *common, *launcher]
         return [
             *lines,
             f"the best of {len(ran)} trials is biased upwards; test it on new seeds: "
-            f"python -m esper.train {shlex.join(arguments)}",
+            f"python -m esper.train {shlex.join([*arguments, *own_options])}",
         ]
 
 

@@ -156,7 +156,7 @@ def _number(cell: str, where: str, name: str, target: str) -> float:
         hint = (
             "correct it, or use task=table_classes if it names a class"
             if name == target
-            else f"encode the column as numbers; the column to predict is {target!r}"
+            else f"encode the column as numbers; or, if it is the column to predict (now {target!r}), set task.target={name}"
         )
         raise TaskError(f"{where} has {cell!r} in column {name!r}, which is not a finite number: {hint}")
     return value

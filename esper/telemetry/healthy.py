@@ -110,7 +110,7 @@ HEALTHY: dict[str, str] = {
     "audit/goodhart": "0.5 to 1. Below 0 (anomaly): rewards miss the goal.",
     "action/wait": "No range: most steps in a policy that has planted what it wants.",
     "action/germinate": "No range. Compare with `action/fossilize` and `action/prune`.",
-    "action/set_alpha_target": "No range; 0 unless agent.heads.alpha_target is free.",
+    "action/set_alpha_target": "No range; 0 unless agent.heads.alpha_target is free or slots.switchable is true.",
     "action/prune": "Falls as the policy learns. Always as high as `action/germinate`: every seed is thrown away.",
     "action/fossilize": "No range. 0 for long: nothing that is grown will count.",
     "action/advance": "No range. Compare with `action/germinate`: far less, seeds wait in training.",

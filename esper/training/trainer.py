@@ -294,7 +294,8 @@ class Trainer:
             self.env.prepare(state["env"])
         if self.update >= self.config.updates:
             warnings.warn(
-                f"the run has already finished update {self.update}: set updates above {self.update} to continue",
+                f"the run had finished update {self.update} before, so nothing is trained: set updates above {self.update} to "
+                "train more",
                 UserNotice,
                 stacklevel=2,
             )

@@ -104,21 +104,44 @@ def test_the_study_of_transfer_tells_its_numbers():
 
 def test_the_study_of_a_teacher_tells_its_numbers() -> None:
     folder = ROOT / "experiments" / "2026-11-29_taught"
-    returns, accuracy, learning = (values(folder.name, outcome) for outcome in ("return", "accuracy", "learning"))
+    outcomes = ("return", "return_greedy", "accuracy", "learning")
+    returns, greedy, accuracy, learning = (values(folder.name, outcome) for outcome in outcomes)
     record = page_of(folder / "README.md")
     for arm in returns:
-        row = f"{returns[arm].mean():.2f} | {accuracy[arm].mean():.1f} | {learning[arm].mean():.1f} |"
-        assert re.search(rf"^\| {arm} \(.*\) \| 1,920.* \| {re.escape(row)}$", record, flags=re.MULTILINE), arm
-    told = pd.read_csv(folder / "differences.csv").query("outcome == 'return'").set_index(["first", "second"])
-    mean, low, high = told.loc[("teacher", "taught"), ["mean", "low", "high"]]
-    assert f"-{mean:.2f} points of return ({-high:.2f} to {-low:.2f})" in record
-    less = f"{mean:.2f} points less, {low:.2f} to {high:.2f}"
-    mean, low, high = told.loc[("taught", "scratch"), ["mean", "low", "high"]]
-    more = f"({low:.2f} to {high:.2f})"
-    for page in (ROOT / "docs" / "howto" / "teacher.md", LOG):
-        assert less in page_of(page), page
-        assert f"{mean:.2f} points" in page_of(page), page
-        assert more in page_of(page), page
-    assert less in page_of(WORLDS)
+        hosts = "3,840" if arm in ("forest", "longer") else "1,920"
+        means = (
+            f"{returns[arm].mean():.2f} | {greedy[arm].mean():.2f} | {accuracy[arm].mean():.1f} | {learning[arm].mean():.1f} |"
+        )
+        assert re.search(rf"^\| {arm} \(.*\) \| {hosts}.* \| {re.escape(means)}$", record, flags=re.MULTILINE), arm
+    told = pd.read_csv(folder / "differences.csv").set_index(["outcome", "first", "second"])[["mean", "low", "high"]]
+
+    def numbers(outcome: str, first: str, second: str, *, sign: int = 1) -> list[str]:
+        """Return the mean of a difference and its interval as they are printed."""
+        pair = (outcome, first, second)
+        mean, low, high = told.loc[pair] if pair in told.index else -told.loc[(outcome, second, first)]
+        ends = sorted((sign * low, sign * high))
+        return [f"{sign * mean:.2f}", f"{ends[0]:.2f} to {ends[1]:.2f}"]
+
+    everywhere = [
+        numbers("return", "taught", "teacher", sign=-1),
+        numbers("return_greedy", "taught", "teacher"),
+        numbers("return", "forest", "taught"),
+        numbers("return", "taught", "scratch"),
+        numbers("return", "taught", "longer"),
+    ]
+    pages = [page_of(page) for page in (folder / "README.md", LOG, ROOT / "docs" / "howto" / "teacher.md")]
+    assert all(
+        number in page
+        for page in pages
+        for pair in (*everywhere, numbers("return_greedy", "forest", "taught"))
+        for number in pair
+    )
+    assert all(number in page_of(WORLDS) for pair in (everywhere[0], everywhere[2]) for number in pair)
+    for pair in (numbers("return", "forest", "teacher"), numbers("return_greedy", "taught", "longer")):
+        assert all(number in record for number in pair)
     assert f"{shown(accuracy['taught'] - accuracy['scratch'], ' pp of test accuracy')})" in record
-    assert f"{shown(learning['taught'] - learning['teacher'], ' pp more than those of the exploring teacher')})" in record
+    for arm, unit in (
+        ("scratch", " pp more accurate in training than those of `scratch`"),
+        ("teacher", " pp more than those of the exploring teacher"),
+    ):
+        assert f"{shown(learning['taught'] - learning[arm], unit)})" in record

@@ -45,7 +45,11 @@ def test_tables_are_divided_and_scaled_by_the_training_set(tmp_path):
         ("a,b\n1,2\n3\n", {}, "line 3 of .* has 1 value, and the first line names 2 columns"),
         ("a,b\n1,x\n", {}, "line 2 of .* has 'x' in column 'b', which is not a finite number: correct it"),
         ("a,b\n1,inf\n", {}, "line 2 of .* has 'inf' in column 'b', which is not a finite number"),
-        ("a,b\nx,1\n", {}, "has 'x' in column 'a', .*: encode the column as numbers; the column to predict is 'b'"),
+        (
+            "a,b\nx,1\n",
+            {},
+            "has 'x' in column 'a', .*: encode .*; or, if it is the column to predict .now 'b'., set task.target=a",
+        ),
         ("a,b\n1,2\n\n3, \n", {}, "line 4 of .* has no value in column 'b': fill it in, or remove the line"),
         ("a,b\n1,2\nNA,3\n", {}, r"line 3 of .* has no value in column 'a' \(NA\): fill it in, or remove the line"),
         ("a,b\n1,nan\n", {}, r"line 2 of .* has no value in column 'b' \(nan\): fill it in"),

@@ -91,7 +91,7 @@ def test_a_resumed_run_says_what_is_left_and_what_is_damaged(whole, tmp_path, ca
     damaged.write_bytes(damaged.read_bytes()[:-64] + b"0" * 64)
     for updates, epochs, warning in (
         (3, 12, f"{damaged} is damaged (its checksum differs); trying the previous checkpoint"),
-        (2, 0, "the run has already finished update 3: set updates above 3 to continue"),
+        (2, 0, "the run had finished update 3 before, so nothing is trained: set updates above 3 to train more"),
     ):
         with pytest.warns(UserNotice) as said:
             worked = Trainer(config(f"updates={updates}", "telemetry.writers=[jsonl,console]"), folder).run()
