@@ -92,7 +92,8 @@ def run_of(checkpoint: Path) -> Path:
 def no_checkpoint(folder: str | Path) -> str:
     """Return why a folder without checkpoints cannot be used, with the remedy."""
     if not Path(folder).exists():
-        near = [str(path) for path in sorted(Path(folder).parent.glob("*")) if (path / CHECKPOINTS).is_dir()]
+        beside = (path for path in sorted(Path(folder).parent.glob("*")) if path.is_dir())
+        near = [str(path) for path in beside if (path / CHECKPOINTS).is_dir() or any(path.glob("*.pt"))]
         return f"{folder} does not exist: name the folder that esper.train printed{did_you_mean(str(folder), near)}"
     if Path(folder, ".hydra").is_dir():
         return f"{folder} holds a run that ended before it saved anything: start it again"

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from esper.evaluation.held_out import Evaluation
 from esper.notices import UserNotice
 from esper.train import main
 from esper.training import provenance, resume
-from esper.training.resume import find_checkpoint
+from esper.training.resume import find_checkpoint, no_checkpoint
 from esper.training.run_folder import CHECKPOINTS
 from esper.training.trainer import Trainer
 from tests.forked import Forked
@@ -194,3 +195,11 @@ def test_a_folder_of_another_config_is_refused(whole):
 def test_a_folder_without_checkpoints_is_named(tmp_path):
     with pytest.raises(ConfigError, match="holds no checkpoint"):
         find_checkpoint(str(tmp_path), "resume")
+
+
+def test_a_missing_folder_is_told_of_runs_and_policies_beside_it(tmp_path: Path) -> None:
+    for name in ("run_1/checkpoints", "rum_0"):
+        (tmp_path / name).mkdir(parents=True)
+    assert no_checkpoint(tmp_path / "run_0").endswith(f"did you mean {tmp_path / 'run_1'}?"), "rum_0 holds no run"
+    (tmp_path / "rum_0" / "policy.pt").touch()
+    assert no_checkpoint(tmp_path / "rum").endswith(f"did you mean {tmp_path / 'rum_0'}?")
