@@ -91,7 +91,7 @@ def test_a_quote_that_nobody_closes_is_named_with_its_line(tmp_path):
         (
             [(row, "x", "ab"[row % 2]) for row in range(20)],
             {},
-            "line 2 of .* has 'x' in column 'rooms', .*predict is 'sold'",
+            "line 2 of .* has 'x' in column 'rooms', .*predict .now 'sold'., set task.target=rooms",
         ),
         ([(row, "?", "ab"[row % 2]) for row in range(20)], {}, r"has no value in column 'rooms' \(\?\): fill it in, or remove"),
         ([(row, 1, "ab"[row % 2]) for row in range(6)], {}, "has 6 rows, and a division into three sets needs at least 8"),
