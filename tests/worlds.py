@@ -62,6 +62,8 @@ def grown(world: str, env: Environment, watch: Callable[[], None] = lambda: None
 
 LOOP = {"multiply": "straight_through", "gate": "none", "add": "closed_loop"}
 """How seeds join the features of a module of one's own, and how they incubate."""
+EPOCHS = 6
+"""Epochs in such a loop, more than a seed needs to be kept."""
 
 
 def in_a_loop(device: torch.device, folder: Path) -> list[float]:
@@ -79,7 +81,7 @@ def in_a_loop(device: torch.device, folder: Path) -> list[float]:
         loss, score = partial(_loss, net, x, y), partial(_score, net, x, y)
         found += net.potential(loss)["2"].values()
         net.germinate("2", "conv_light", blend=blend)
-        while net.stage("2") is not Stage.FOSSILIZED:
+        for _ in range(EPOCHS):
             net.begin_epoch()
             optimizer.zero_grad()
             now = loss()
@@ -87,8 +89,9 @@ def in_a_loop(device: torch.device, folder: Path) -> list[float]:
             net.incubate(loss)
             optimizer.step()
             found += [now.item(), *(one.value for one in net.contributions(score).values())]
-            with suppress(ValueError):  # not yet
+            with suppress(ValueError):  # not yet, or kept already
                 net.advance("2")
+        assert net.stage("2") is Stage.FOSSILIZED
         net.load_state_dict(net.state_dict())
         found += [loss().item(), float(net.export(folder / blend, x) < 1e-4)]
     return found

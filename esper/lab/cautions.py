@@ -150,6 +150,6 @@ def _different_data(runs: Sequence[Run], alike: Collection[str]) -> list[str]:
         if len(settings) > len({block for block, _ in settings}):
             arms = dict.fromkeys(arm for arm, _ in values)
             shown = ", ".join(f"{arm} {' and '.join(sorted({value for own, value in values if own == arm}))}" for arm in arms)
-            remedy = "compare such arms only if the comparison is about that" if key == EPISODES else IN_STRATA
+            remedy = "make it equal, unless the comparison is about it" if key == EPISODES else IN_STRATA
             found.append(f"runs see different data: {key} is {shown}; {remedy}")
     return found
