@@ -177,8 +177,8 @@ def tick(state: SlotState, slots: SlotsConfig, gates: GatesConfig) -> SlotState:
 def epochs_until_free(state: SlotState, slots: SlotsConfig) -> IntArray:
     """Return after how many ticks an emptied slot is dormant again `[N, S]`; 0 for slots in other stages."""
     pruned_NS, embargoed_NS = state.within(Stage.PRUNED), state.within(Stage.EMBARGOED)
-    left_NS = np.where(pruned_NS, np.maximum(1, 2 - state.stage_age) + slots.embargo, 0)
-    return np.where(embargoed_NS, np.maximum(1, slots.embargo + 1 - state.stage_age), left_NS)
+    left_NS = np.where(pruned_NS, 2 - state.stage_age + slots.embargo, 0)
+    return np.where(embargoed_NS, slots.embargo + 1 - state.stage_age, left_NS)
 
 
 def _recycle(state: SlotState, slots: SlotsConfig) -> SlotState:

@@ -329,7 +329,9 @@ def test_runs_that_repeat_another_one_are_warned_about(
 def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Path) -> None:
     tiny = ["agent=best_of_random" if one == "agent=wait" else one for one in TINY]  # an A/A control needs a policy seed
     overrides = ["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=1", "root=7", "hydra.sweep.dir=mine", *tiny]
-    assert "mine: 3 arms x 1 block, 0 of 3 runs done" in main_here(*overrides)
+    shown = main_here(*overrides, "hydra/launcher=basic")
+    assert "mine: 3 arms x 1 block, 0 of 3 runs done" in shown
+    assert " hydra/launcher=basic hydra.sweep.dir=mine\n" in shown.partition("to get one, run: ")[2]
     cells = [tmp_path / "mine" / arm / "block-00" for arm in ("shaped", "sparse", "aa_control")]
     weights = [cell / "checkpoints" / "checkpoint_000002.pt" for cell in cells]
     assert all(path.is_file() for path in weights)

@@ -65,6 +65,10 @@ def test_named_values_are_offered_and_free_ones_left_to_the_shell() -> None:
     assert offered("esper train agent.baseline=") == ["critic ", "twins ", "blend "]
     assert offered("esper train agent.base", breaks=" ") == ["agent.baseline="]
     assert offered("esper train agent.baseline=t", breaks=" ") == ["agent.baseline=twins "]
+    assert offered("esper compare outcome=return", breaks=" ") == ["outcome=return ", "outcome=return_greedy "]
+    assert "onnx " in offered("esper export format=")
+    assert "mnist5k " in offered("esper export task=")
+    assert offered("esper export host=") == [""], "it is a number there"
     assert offered("esper train resume=") == [""], "no word: bash then offers files"
 
 

@@ -10,9 +10,9 @@ import pytest
 from esper.config import ConfigError, standalone_agents
 from esper.lab.design import AnalysisPlan, Design, design
 from esper.lab.outcomes import BASELINES
-from esper.lab.power import TYPICAL, expected_power, read_outcomes, spread_of
+from esper.lab.power import TYPICAL, Spread, advice, expected_power, read_outcomes, spread_of
 from esper.stats.paired import blocks_needed
-from esper.stats.power import PlannedTest
+from esper.stats.power import PlannedTest, VarianceParts
 
 RECORDS = Path(__file__).parents[2] / "experiments"
 OTHER_WORLDS = (
@@ -191,3 +191,10 @@ def test_a_damaged_table_of_hosts_is_one_sentence(pilot: Path, old: str, new: st
     (pilot / "hosts.csv").write_text(content.replace(old, new, 1))
     with pytest.raises(ConfigError, match=r"hosts\.csv is damaged .*: run python -m esper\.compare on "):
         expected_power(planned(pilot=str(pilot)))
+
+
+def test_enough_power_needs_no_advice() -> None:
+    parts = VarianceParts(runs=0.5, hosts=0.5, num_hosts=96)
+    weak, strong = (advice(Spread(value=value, parts=parts), PlannedTest(margin=1.0, looks=[12])) for value in (3.0, 0.3))
+    assert len(weak) == 1
+    assert strong == []

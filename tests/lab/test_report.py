@@ -21,7 +21,7 @@ from esper.lab.arms import AA_CONTROL
 from esper.lab.costs import cost
 from esper.lab.design import AnalysisPlan, Design
 from esper.lab.outcomes import OUTCOMES, CompareConfig
-from esper.lab.report import differences, show, summary, tables, write
+from esper.lab.report import _interval, differences, show, summary, tables, write
 from esper.lab.runs import Run
 from esper.lab.tables import latex
 
@@ -121,6 +121,10 @@ def test_tables_count_every_block_that_they_leave_out(monkeypatch: pytest.Monkey
     (parameters,) = [table for table in others if "in parameters" in table["caption"]]
     assert [row[1] for row in parameters["rows"]] == ["11 (1 with a missing run)", "12", "11 (1 with a missing run)", "12"]
     assert "8 (1 collapsed, 1 with a missing run, 2 after the look)" in latex(differences(worse))
+
+
+def test_a_difference_that_rounds_to_zero_has_no_sign() -> None:
+    assert _interval(-1e-9, -0.0463, 0.0463) == "0.0000, -0.0463 to 0.0463"
 
 
 @pytest.mark.usefixtures("found")

@@ -191,6 +191,12 @@ def test_the_command_that_confirms_the_best_composes(tmp_path: Path) -> None:
     made = run(tuning(tmp_path, "sweep=tune", "task.instances=healthy", trials=12))
     command = shlex.split(made.table()[-1].partition("python -m ")[2])
     assert command[:2] == ["esper.train", "-m"]
+    started = {
+        "overrides": {"hydra": ["hydra/launcher=joblib"]},
+        "runtime": {"config_sources": [{"provider": "command-line", "path": "own"}]},
+    }
+    (tmp_path / "multirun.yaml").write_text(json.dumps({"hydra": started}))
+    assert made.table()[-1].endswith(f"{shlex.join(command)} hydra/launcher=joblib --config-dir own")
     plain, tuned, again = check_sweep(spelled_out(command[2:]))
     best = made.best()
     assert best is not None

@@ -198,8 +198,8 @@ def test_a_folder_without_checkpoints_is_named(tmp_path):
 
 
 def test_a_missing_folder_is_told_of_runs_and_policies_beside_it(tmp_path: Path) -> None:
-    for name in ("run_1/checkpoints", "rum_0"):
+    for name in ("run_1/checkpoints", "run_00", "rum_0"):
         (tmp_path / name).mkdir(parents=True)
-    assert no_checkpoint(tmp_path / "run_0").endswith(f"did you mean {tmp_path / 'run_1'}?"), "rum_0 holds no run"
+    assert no_checkpoint(tmp_path / "run_0").endswith(f"did you mean {tmp_path / 'run_1'}?"), "run_00 is no run"
     (tmp_path / "rum_0" / "policy.pt").touch()
     assert no_checkpoint(tmp_path / "rum").endswith(f"did you mean {tmp_path / 'rum_0'}?")
