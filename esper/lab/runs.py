@@ -176,7 +176,8 @@ _TEACHER = "agent.teacher"
 
 
 def _name_arms(runs: Sequence[Run], strata: Sequence[str]) -> None:
-    """Name the arms of runs without a design by the values in which they differ, or else by their folder."""
+    """Name the arms of runs without a design: by the folder that was named, if each holds one arm and no name is a date or a
+    number; otherwise by the values in which they differ."""
     aside = (*UNSHARED, *strata)
     keys = dict.fromkeys(key for run in runs for key in run.config if key not in aside and group_of(key) not in aside)
     configs = [dict(run.config) for run in runs]
@@ -187,9 +188,13 @@ def _name_arms(runs: Sequence[Run], strata: Sequence[str]) -> None:
     differ = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
     # Different options of a group have different keys: name the option, and a key only if it differs within an option.
     chosen = [key for key in differ if "." not in key or group_of(key) not in differ or _differs_in_choice(configs, key)]
-    for run, config in zip(runs, configs, strict=True):
-        parts = [_in_name(key, config[key]) for key in chosen if key in config]
-        run.arm = ",".join(parts) or run.arm
+    by_value = [",".join(_in_name(key, config[key]) for key in chosen if key in config) for config in configs]
+    pairs = {(run.arm, name) for run, name in zip(runs, by_value, strict=True)}
+    folders, values = ({pair[index] for pair in pairs} for index in (0, 1))
+    if len(folders) == len(values) == len(pairs) and all(name[:1].isalpha() for name in folders):
+        return
+    for run, name in zip(runs, by_value, strict=True):
+        run.arm = name or run.arm
 
 
 def _in_name(key: str, value: object) -> str:

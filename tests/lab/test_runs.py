@@ -50,6 +50,23 @@ def test_arms_are_named_over_all_folders(on_disk: Any, tmp_path: Path) -> None:
     }
 
 
+def test_folders_name_the_arms_where_each_holds_one(on_disk: Any, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        on_disk(f"forest/{seed}", agent="react_bandit", agent__model="forest", seed=seed)
+        on_disk(f"taught/{seed}", agent="ppo", agent__teacher=f"forest/{seed}", seed=seed)
+        on_disk(f"2026-11-29/{seed}", agent="ppo", agent__rate=0.1, seed=seed)
+        on_disk(f"both/{seed}_1", agent="bandit", seed=seed)
+        on_disk(f"both/{seed}_2", agent="wait", seed=seed)
+
+    def arms(*folders: str) -> set[str]:
+        return {run.arm for run in find_runs([tmp_path / folder for folder in folders])}
+
+    assert arms("forest", "taught") == {"forest", "taught"}
+    assert arms("forest", "2026-11-29") == {"react_bandit", "ppo"}, "a date says nothing"
+    assert arms("forest", "both") == {"react_bandit", "bandit", "wait"}
+    assert arms("forest") == {"forest"}
+
+
 def test_teachers_name_an_arm_as_one_where_each_seed_has_its_own(on_disk: Any, tmp_path: Path) -> None:
     for seed in (1, 2):
         for share in (0.25, 0.5):
