@@ -35,7 +35,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.cli.overrides import check
-from esper.env.base import Environment
+from esper.env.base import Environment, EpisodeRecord
 from esper.fusion.convolution import by_matrices, contained
 from esper.task.cifar import RECORDS
 from esper.task.instances import Split
@@ -181,6 +181,7 @@ def measure_graphs(clock: Clock, quick: bool, folder: Path) -> Iterator[Row]:
 CONVOLUTIONS = {
     "digits": (64, 64, 8, 8, 8, 1),
     "digits, 512 hosts": (512, 64, 8, 8, 8, 1),
+    "cifar, first layer": (64, 128, 3, 8, 32, 1),
     "cifar, 32 x 32": (64, 128, 8, 8, 32, 1),
     "cifar, 16 x 16": (64, 128, 16, 16, 16, 1),
     "cifar, stride 2": (64, 128, 8, 16, 32, 2),
@@ -261,12 +262,12 @@ def overrides(world: str, hosts: int, members: int, name: str, precision: str, *
     return [*WORLDS[world][0], *small, *device, f"steps={3 if quick else STEPS}", f"hosts={hosts}", *agent]
 
 
-def _episode(env: Environment, world: str) -> None:
+def _episode(env: Environment, world: str) -> EpisodeRecord:
     """Run an episode in which every second host germinates a seed at the start."""
     _, blueprint, slot, _ = WORLDS[world]
     env.reset(options={"episode": 0})
     germinate = ActionConfig(slot=slot, blueprint=blueprint)
-    play(env, ActionLists([[germinate] if host % 2 == 0 else [] for host in range(env.num_envs)], env.layout))
+    return play(env, ActionLists([[germinate] if host % 2 == 0 else [] for host in range(env.num_envs)], env.layout))
 
 
 def images(folder: Path) -> Path:
@@ -321,13 +322,22 @@ def _shown(file: str) -> str:
     return str(Path(*parts[-3:]))
 
 
+PROFILED = (("cifar", 64, "bf16"), ("cifar", 64, "fp32"), ("digits", 64, "fp32"), ("text", 8, "fp32"))
+"""Populations that are profiled: world, hosts and precision. The first is farthest from its goal."""
+
+
 def measure_kernels(clock: Clock, quick: bool, folder: Path) -> Iterator[Row]:
-    """Measure which share of the time the device computes, how many kernels are launched, and which take longest."""
+    """Measure how an episode's time is divided among its phases, for which share of it the device computes, how many kernels are
+    launched, and which take longest."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if clock.device.type == "cuda" else [])]
-    for world in WORLDS if not quick else ("digits",):
-        env = _env(world, 2 if quick else WORLDS[world][3][-2], 0, clock.device, quick, folder)
+    for world, hosts, precision in PROFILED if not quick else (("digits", 2, "fp32"),):
+        env = _env(world, hosts, 0, clock.device, quick, folder, precision)
         _episode(env, world)
-        plain = clock.seconds(partial(_episode, env, world))
+        clock.wait()
+        begun = time.perf_counter()
+        phases = _episode(env, world).phases
+        clock.wait()
+        plain = time.perf_counter() - begun
         with profile(activities=activities) as profiler:
             _episode(env, world)
             clock.wait()
@@ -336,16 +346,23 @@ def measure_kernels(clock: Clock, quick: bool, folder: Path) -> Iterator[Row]:
         kernels = [one for one in averages if one.device_type == DeviceType.CUDA]
         busy = sum(one.self_device_time_total for one in kernels) / 1e6
         launches = sum(one.count for one in averages if "LaunchKernel" in one.key)
-        yield {
-            "world": world,
-            "hosts": env.num_envs,
+        about = {"world": world, "precision": precision}
+        yield about | {
+            "hosts": hosts,
             "seconds": round(plain, 3),
+            **{f"{phase}_share": round(spent / plain, 3) for phase, spent in phases.items()},
             "busy_share": round(busy / plain, 3),
             "launches_per_host_epoch": round(launches / env.num_steps),
         }
-        for one in sorted(kernels, key=lambda one: -one.self_device_time_total)[:8]:
-            share = one.self_device_time_total / 1e6 / busy
-            yield {"world": world, "kernel": one.key[:90].replace("|", "/"), "count": one.count, "share_of_busy": round(share, 3)}
+        for one in sorted(kernels, key=lambda one: -one.self_device_time_total)[:12]:
+            spent = one.self_device_time_total / 1e6
+            name = one.key[:90].replace("|", "/")
+            yield about | {
+                "kernel": name,
+                "count": one.count,
+                "ms": round(1e3 * spent, 1),
+                "share_of_busy": round(spent / busy, 3),
+            }
         if clock.left() < 30 and not quick:
             break
 
