@@ -356,13 +356,8 @@ def measure_kernels(clock: Clock, quick: bool, folder: Path) -> Iterator[Row]:
         }
         for one in sorted(kernels, key=lambda one: -one.self_device_time_total)[:12]:
             spent = one.self_device_time_total / 1e6
-            name = one.key[:90].replace("|", "/")
-            yield about | {
-                "kernel": name,
-                "count": one.count,
-                "ms": round(1e3 * spent, 1),
-                "share_of_busy": round(spent / busy, 3),
-            }
+            figures = {"count": one.count, "ms": round(1e3 * spent, 1), "share_of_busy": round(spent / busy, 3)}
+            yield about | {"kernel": one.key[:90].replace("|", "/")} | figures
         if clock.left() < 30 and not quick:
             break
 
