@@ -15,6 +15,7 @@ from esper.cli.overrides import config_of
 from esper.config import FORMER, ConfigError, standalone_agents
 from esper.lab.design import FILE, AnalysisPlan, Design
 from esper.lab.outcomes import BASELINES, OUTCOMES, compared
+from esper.stats.collapse import collapsed_pair
 from esper.stats.paired import MIN_BLOCKS, likely_spread
 from esper.stats.power import PlannedTest, VarianceParts, variance_parts
 from esper.telemetry.text import percent
@@ -78,30 +79,33 @@ def spread_of(cells: pd.DataFrame, hosts: pd.DataFrame, outcome: str, pairs: Pai
 
     Args:
         cells: values of runs, blocks by arms.
-        hosts: columns of hosts.csv; may be empty.
+        hosts: columns of hosts.csv; may be empty. Only hosts of runs with a value count.
         outcome: name of the outcome.
         pairs: pairs of arms.
     """
-    shared = [(cells[first] - cells[second]).dropna() for first, second in pairs if {first, second} <= {*cells.columns}]
-    spreads = [likely_spread(values) for values in shared if len(values) >= LEAST_BLOCKS]
-    if not spreads:
+    known = [(first, second) for first, second in pairs if {first, second} <= {*cells.columns}]
+    shared = {(first, second): (cells[first] - cells[second]).dropna() for first, second in known}
+    shared = {pair: values for pair, values in shared.items() if len(values) >= LEAST_BLOCKS}
+    if not shared:
         return None
-    value = math.sqrt(np.mean(np.square(spreads)))
-    parts = _parts(hosts, outcome, pairs)
+    value = math.sqrt(np.mean(np.square([likely_spread(values) for values in shared.values()])))
+    parts = _parts(hosts, outcome, {pair: values.index for pair, values in shared.items()})
     if parts and (whole := parts.runs + parts.hosts):
         parts = replace(parts, runs=parts.runs * value**2 / whole, hosts=parts.hosts * value**2 / whole)
     return Spread(value=value, parts=parts)
 
 
-def _parts(hosts: pd.DataFrame, outcome: str, pairs: Pairs) -> VarianceParts | None:
-    """Return the sources of the variance of a difference; None for outcomes that are not measured host by host."""
+def _parts(hosts: pd.DataFrame, outcome: str, blocks: Mapping[tuple[str, str], pd.Index]) -> VarianceParts | None:
+    """Return the sources of the variance of a difference, given the blocks of each pair of arms; None for outcomes that are not
+    measured host by host."""
     column = outcome.removesuffix("_greedy")
     if column not in hosts:
         return None
     rows: Any = hosts[(hosts["controller"] == "policy_greedy") == outcome.endswith("_greedy")]
     wide = rows.pivot(index=["block", "host"], columns="arm", values=column)
-    known = [(first, second) for first, second in pairs if {first, second} <= {*wide.columns}]
+    known = {(first, second): own for (first, second), own in blocks.items() if {first, second} <= {*wide.columns}}
     tables = [(wide[first] - wide[second]).unstack("host").dropna() for first, second in known]
+    tables = [table[table.index.isin(own)] for table, own in zip(tables, known.values(), strict=True)]
     tables = [table.to_numpy() for table in tables if len(table) >= LEAST_BLOCKS]
     return variance_parts(tables) if tables else None
 
@@ -186,7 +190,7 @@ def _pilot_spread(plan: AnalysisPlan, pairs: Pairs) -> Spread:
     table, hosts = folder / "comparison.csv", _read_hosts(folder / "hosts.csv")
     cells, trained = read_outcomes(table, plan.outcome), read_outcomes(table, plan.outcome, trained=True).columns
     for chosen in (pairs, list(combinations(trained, 2))):
-        if spread := spread_of(cells, hosts, plan.outcome, chosen):
+        if spread := spread_of(_without_collapses(cells, table, plan, chosen), hosts, plan.outcome, chosen):
             if spread.parts is None:
                 return spread
             parts = replace(spread.parts, hosts=spread.parts.hosts * spread.parts.num_hosts / plan.score_hosts)
@@ -194,6 +198,21 @@ def _pilot_spread(plan: AnalysisPlan, pairs: Pairs) -> Spread:
     raise ConfigError(
         f"pilot={folder} has no two arms with {plan.outcome} in {LEAST_BLOCKS} blocks: choose another folder, or remove it"
     )
+
+
+def _without_collapses(cells: pd.DataFrame, path: Path, plan: AnalysisPlan, pairs: Pairs) -> pd.DataFrame:
+    """Return the outcomes of a comparison.csv, NaN for runs that collapsed, which verdicts leave out."""
+    if not OUTCOMES[plan.outcome].higher_is_better:
+        return cells
+    table: Any = pd.read_csv(path)
+    strata = table.groupby("block")["stratum"].first().fillna("") if "stratum" in table else pd.Series("", cells.index)
+    left = cells.copy()
+    for pair in (pair for pair in pairs if {*pair} <= {*cells.columns}):
+        both = cells[[*pair]].dropna(how="all")
+        down = collapsed_pair(both[pair[0]], both[pair[1]], strata.reindex(both.index), margin=plan.margin)
+        for arm, fallen in zip(pair, down, strict=True):
+            left.loc[both.index[fallen], arm] = math.nan
+    return left
 
 
 def _elsewhere(plan: AnalysisPlan) -> str:

@@ -160,6 +160,20 @@ def test_a_pilot_tells_the_spread_and_its_sources(pilot: Path) -> None:
     assert "standard deviation of a difference 2.5" in without
 
 
+def test_a_collapsed_run_of_a_pilot_does_not_count(pilot: Path) -> None:
+    tables = {path: pd.read_csv(path) for path in (pilot / "comparison.csv", pilot / "hosts.csv")}
+    said: list[list[str]] = []
+    for collapses in (False, True):
+        for path, table in tables.items():
+            fallen, hard = (table["block"] == 3) & (table["arm"] == "sparse"), table["block"] % 2
+            changed = table.assign(stratum=np.where(hard, "hard", "easy"), accuracy=table["accuracy"] - 100 * hard - 40 * fallen)
+            (changed if collapses else changed[~fallen]).to_csv(path, index=False)
+        said.append(expected_power(planned(pilot=str(pilot), score_hosts=HOSTS)))
+    assert said[0] == said[1]
+    assert len(said[1]) == 2
+    assert "standard deviation of a difference 2.1, from" in said[1][0]
+
+
 def test_searches_of_a_pilot_are_no_trained_arms(pilot: Path) -> None:
     table = pd.read_csv(pilot / "comparison.csv").assign(controller="policy")
     constant = table[table["arm"] == "shaped"].assign(arm="search_random_4", controller="search_random_4", accuracy=50.0)
