@@ -41,6 +41,8 @@ class Episode(EpisodeRecord):
     """Signals of the last step."""
     tally: Counter[str] = field(default_factory=Counter[str])
     """Number of pruned seeds (rollbacks excluded), of rollbacks by cause, of suspect or vetoed host epochs, and of overflows."""
+    twins: int = 1
+    """Number of consecutive hosts that are twins, and hence one sample."""
     samples: int = 0
     """Number of training samples per host epoch."""
     blueprints: tuple[str, ...] = ()
@@ -181,7 +183,7 @@ class Episode(EpisodeRecord):
     def _seeds(self) -> dict[str, float]:
         """Return the statistics of seeds by blueprint, by slot and by kind of host."""
         kinds = [condensed(kind) for kind in self.instance]
-        found = grouped(self.log.seeds, self.blueprints, self.slots, kinds)
+        found = grouped(self.log.seeds, self.blueprints, self.slots, kinds, [host // self.twins for host in range(len(kinds))])
         return {
             f"seeds_{what}/{group}_{tag_name(name)}": value
             for (group, name), stats in found.items()

@@ -260,6 +260,7 @@ class GrowthEnv(Environment):
             blueprints=self.layout.blueprint_names,
             slots=self.layout.slot_names,
             costs=self.costs,
+            twins=self.sampler.twins,
             samples=self.sampler.samples_per_epoch,
             modes=self.reward.groups,
         )

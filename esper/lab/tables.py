@@ -53,7 +53,8 @@ def seed_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
 
 
 def grown(hosts: pd.DataFrame, seeds: pd.DataFrame) -> dict[str, dict[tuple[str, str], SeedStats]]:
-    """Return the statistics of the seeds of each arm, by blueprint, slot and kind of host.
+    """Return the statistics of the seeds of each arm, by blueprint, slot and kind of host; standard errors are over blocks, since
+    each has its own policy.
 
     Args:
         hosts: the columns of hosts.csv.
@@ -77,7 +78,8 @@ def grown(hosts: pd.DataFrame, seeds: pd.DataFrame) -> dict[str, dict[tuple[str,
             )
             for row in chosen.itertuples()
         ]
-        found[arm] = grouped(listed, blueprints, slots, [condensed(kind) for kind in own["kind"]])
+        kinds = [condensed(kind) for kind in own["kind"]]
+        found[arm] = grouped(listed, blueprints, slots, kinds, own["block"].tolist())
     return found
 
 

@@ -6,7 +6,7 @@ The log needs nothing but the slots after each host epoch, so that it can be kep
 # N hosts, S slots
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -140,22 +140,26 @@ class SeedStats:
     contribution: float
     """Last measured contribution of the seeds that stayed to the end, mean [pp]; NaN if none was measured."""
     contribution_error: float
-    """Standard error of this mean over seeds [pp]; NaN for fewer than two."""
+    """Standard error of this mean [pp]; NaN if all of its seeds have one origin, see `seed_stats`."""
     contribution_removed: float
     """The same mean over the seeds that were pruned [pp]: above 0, they still helped."""
 
 
-def seed_stats(seeds: Sequence[Seed], hosts: int) -> SeedStats:
+def seed_stats(seeds: Sequence[Seed], hosts: int, origins: Sequence[int] | None = None) -> SeedStats:
     """Return the statistics of these seeds.
 
     Args:
         seeds: seeds of one group.
         hosts: number of hosts that could have had them, at least 1.
+        origins: for each host, a number shared by hosts that are no independent sample, such as twins, and the hosts of one
+            policy where several policies are pooled; None if each host is one.
     """
     count = {fate: sum(seed.fate == fate for seed in seeds) for fate in FATES}
-    staying = _measured(seeds, lambda seed: seed.fate in ("live", "kept"))
-    removed = _measured(seeds, lambda seed: seed.fate == "removed")
+    staying = [seed for seed in seeds if seed.fate in ("live", "kept") and math.isfinite(seed.contribution)]
+    removed = [seed.contribution for seed in seeds if seed.fate == "removed" and math.isfinite(seed.contribution)]
     planted = len(seeds)
+    contribution = np.array([seed.contribution for seed in staying])
+    origin = [seed.host if origins is None else origins[seed.host] for seed in staying]
     return SeedStats(
         planted=planted / hosts,
         kept=count["kept"] / hosts,
@@ -163,19 +167,30 @@ def seed_stats(seeds: Sequence[Seed], hosts: int) -> SeedStats:
         rolled_back=count["rolled_back"] / hosts,
         churn=(count["removed"] + count["rolled_back"]) / planted if planted else math.nan,
         epochs=float(np.mean([seed.epochs for seed in seeds])) if planted else math.nan,
-        contribution=float(staying.mean()) if len(staying) else math.nan,
-        contribution_error=float(staying.std(ddof=1) / math.sqrt(len(staying))) if len(staying) > 1 else math.nan,
-        contribution_removed=float(removed.mean()) if len(removed) else math.nan,
+        contribution=float(contribution.mean()) if len(staying) else math.nan,
+        contribution_error=_clustered_error(contribution, origin),
+        contribution_removed=float(np.mean(removed)) if removed else math.nan,
     )
 
 
-def _measured(seeds: Sequence[Seed], belongs: Callable[[Seed], bool]) -> npt.NDArray[np.float64]:
-    values = np.array([seed.contribution for seed in seeds if belongs(seed)], dtype=np.float64)
-    return values[np.isfinite(values)]
+def _clustered_error(values: npt.NDArray[np.float64], origin: Sequence[int]) -> float:
+    """Return the standard error of a mean whose values depend on each other within their origin; NaN for fewer than two origins.
+
+    It is robust to clusters (Liang, Zeger 1986), with the factor G / (G - 1) for G origins: for one value each, s / sqrt(n).
+    """
+    _, index, size = np.unique(origin, return_inverse=True, return_counts=True)
+    if len(size) < 2:
+        return math.nan
+    residual = np.bincount(index, values - values.mean())
+    return float(np.sqrt(np.square(residual).sum() * len(size) / (len(size) - 1)) / len(values))
 
 
 def grouped(
-    seeds: Sequence[Seed], blueprints: Sequence[str], slots: Sequence[str], kinds: Sequence[str]
+    seeds: Sequence[Seed],
+    blueprints: Sequence[str],
+    slots: Sequence[str],
+    kinds: Sequence[str],
+    origins: Sequence[int] | None = None,
 ) -> dict[tuple[str, str], SeedStats]:
     """Return the statistics by group: by blueprint, by slot, and by kind of host, if there are several.
 
@@ -184,14 +199,12 @@ def grouped(
         blueprints: names of the blueprints.
         slots: names of the slots.
         kinds: kind of each host.
+        origins: origin of each host; see `seed_stats`.
     """
-    hosts = len(kinds)
-    found = {
-        ("blueprint", name): seed_stats([seed for seed in seeds if seed.blueprint == rank], hosts)
-        for rank, name in enumerate(blueprints)
-    }
-    found |= {("slot", name): seed_stats([seed for seed in seeds if seed.slot == rank], hosts) for rank, name in enumerate(slots)}
-    names = sorted(set(kinds))
-    if len(names) > 1:
-        found |= {("kind", name): seed_stats([s for s in seeds if kinds[s.host] == name], kinds.count(name)) for name in names}
-    return found
+    groups = {("blueprint", name): [seed for seed in seeds if seed.blueprint == rank] for rank, name in enumerate(blueprints)}
+    groups |= {("slot", name): [seed for seed in seeds if seed.slot == rank] for rank, name in enumerate(slots)}
+    hosts = dict.fromkeys(groups, len(kinds))
+    if len(names := sorted(set(kinds))) > 1:
+        groups |= {("kind", name): [seed for seed in seeds if kinds[seed.host] == name] for name in names}
+        hosts |= {("kind", name): kinds.count(name) for name in names}
+    return {group: seed_stats(own, hosts[group], origins) for group, own in groups.items()}

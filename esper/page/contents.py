@@ -154,7 +154,7 @@ def gather(folder: Path, hosts: int | None = None) -> Contents:
         evaluations=[one.file for one in found if one is not evaluated],
         curves=_curves(records, score, config),
         taught=taught(records),
-        seeds=_seeds(folder, tables, update),
+        seeds=_seeds(folder, tables, update, config.agent.num_twins),
         terms=curves(records, reward_tags(records), score),
         traces=traces,
         events=any("events" in one["columns"] for one in traces),
@@ -310,7 +310,7 @@ def _training(update: int, table: Table) -> tuple[str, Table]:
     return f"update {update}, {shown}", {name: values[: MOST_HOSTS * steps] for name, values in table.items()}
 
 
-def _seeds(folder: Path, tables: Mapping[str, Table], update: int) -> tuple[str, list[list[str]]]:
+def _seeds(folder: Path, tables: Mapping[str, Table], update: int, twins: int) -> tuple[str, list[list[str]]]:
     """Return the table of seeds on held-out hosts, else in the last update with a trace."""
     if "policy" in tables:
         return f"Held-out hosts after {counted(update, 'update')}.", seed_rows(tables["policy"])
@@ -318,7 +318,7 @@ def _seeds(folder: Path, tables: Mapping[str, Table], update: int) -> tuple[str,
     if not traced:
         return "", []
     newest = max(traced)
-    return f"Training hosts of update {newest}.", seed_rows(read_trace(traced[newest]))
+    return f"Training hosts of update {newest}.", seed_rows(read_trace(traced[newest]), twins)
 
 
 def _anomalies(folder: Path) -> list[str]:

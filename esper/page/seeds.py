@@ -47,8 +47,13 @@ def log_of(table: Table, blueprints: list[str]) -> SeedLog:
     return log
 
 
-def seed_rows(table: Table) -> list[list[str]]:
-    """Return the rows of the table of seeds, see `seed_table.HEAD`; none where no hosts train."""
+def seed_rows(table: Table, twins: int = 1) -> list[list[str]]:
+    """Return the rows of the table of seeds, see `seed_table.HEAD`; none where no hosts train.
+
+    Args:
+        table: a trace.
+        twins: number of consecutive hosts that are twins.
+    """
     slots, steps = slots_of(table), steps_of(table)
     if not slots:
         return []
@@ -57,4 +62,5 @@ def seed_rows(table: Table) -> list[list[str]]:
     planted = {name for slot in slots for name in table[f"{slot}.blueprint"] if name is not None}
     blueprints = [*known, *sorted(planted - {*known})]
     kinds = [condensed(str(kind)) for kind in table["kind"][::steps]]
-    return rows_of(grouped(log_of(table, blueprints).seeds, blueprints, slots, kinds))
+    origins = [host // twins for host in range(len(kinds))]
+    return rows_of(grouped(log_of(table, blueprints).seeds, blueprints, slots, kinds, origins))

@@ -192,7 +192,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("seeds_churn/*", "fraction", "Share of the planted seeds that were pruned or lost.", detail=True),
     Metric("seeds_epochs/*", "epochs", "Host epochs that a seed spent in its slot, mean over seeds.", detail=True),
     Metric("seeds_contribution/*", "pp", "Last measured contribution of seeds that stayed, mean over seeds.", detail=True),
-    Metric("seeds_contribution_error/*", "pp", "Standard error of `seeds_contribution/*` over seeds.", detail=True),
+    Metric("seeds_contribution_error/*", "pp", "Standard error of `seeds_contribution/*`; twins are one sample.", detail=True),
     Metric("seeds_contribution_removed/*", "pp", "Last contribution of pruned seeds, mean over seeds.", detail=True),
     Metric("reward/*", "reward", "Weighted sum of the reward term of this name over one episode, mean over hosts."),
     Metric("mode/*", "reward", "Undiscounted sum of rewards of one episode, mean over the hosts paid by this mode."),

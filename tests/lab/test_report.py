@@ -23,7 +23,7 @@ from esper.lab.design import AnalysisPlan, Design
 from esper.lab.outcomes import OUTCOMES, CompareConfig
 from esper.lab.report import _interval, differences, show, summary, tables, write
 from esper.lab.runs import Run
-from esper.lab.tables import latex
+from esper.lab.tables import grown, latex
 
 ARMS = ("a", "b", AA_CONTROL)
 _found: list[S.Comparison] = []
@@ -316,3 +316,13 @@ def test_scores_of_numbers_are_called_r2_everywhere(found: S.Comparison, tmp_pat
     assert "greedy\nR2" in page or "greedy R2" in page
     assert "R2_greedy" not in page
     assert "ccuracy" not in page
+
+
+def test_standard_errors_of_seeds_are_over_blocks() -> None:
+    rng = np.random.default_rng(0)
+    value_BH = rng.normal(0, 1, (5, 1)) + rng.normal(0, 1, (5, 3))
+    cells = [{"arm": "a", "controller": "policy", "block": block, "host": host, "kind": "x"} for block, host in np.ndindex(5, 3)]
+    kept = {"slot": "late", "blueprint": "conv", "planted": 2, "epochs": 5, "fate": "kept"}
+    seeds = [cell | kept | {"contribution": value_BH[cell["block"], cell["host"]]} for cell in cells]
+    (stats, _) = grown(pd.DataFrame(cells), pd.DataFrame(seeds))["a"].values()
+    assert stats.contribution_error == pytest.approx(value_BH.mean(1).std(ddof=1) / np.sqrt(5))

@@ -74,6 +74,20 @@ def test_statistics_of_a_group() -> None:
     assert np.isnan([nothing.churn, nothing.epochs, nothing.contribution, nothing.contribution_error]).all()
 
 
+def test_hosts_of_one_origin_are_one_sample() -> None:
+    rng = np.random.default_rng(0)
+    value_GH = rng.normal(0, 1, (6, 1)) + rng.normal(0, 3, (6, 4))
+    seeds = [Seed(host, 0, 0, planted=1, contribution=float(value)) for host, value in enumerate(value_GH.ravel())]
+    own = [seed_stats(seeds, 24, origins).contribution_error for origins in (None, [host // 4 for host in range(24)], [0] * 24)]
+    assert own[0] == pytest.approx(value_GH.std(ddof=1) / np.sqrt(24))
+    assert own[1] == pytest.approx(value_GH.mean(1).std(ddof=1) / np.sqrt(6))
+    assert np.isnan(own[2])
+    several = [*seeds, *seeds]  # two seeds of a host, which are no two samples
+    assert seed_stats(several, 24).contribution_error == pytest.approx(own[0])
+    (found,) = grouped(seeds, ["conv"], [], ["x"] * 24, [host // 4 for host in range(24)]).values()
+    assert found.contribution_error == own[1]
+
+
 def test_groups_divide_by_the_hosts_that_could_have_had_the_seed() -> None:
     seeds = [Seed(0, 1, 0, planted=1), Seed(1, 0, 1, planted=1), Seed(1, 1, 1, planted=2)]
     found = grouped(seeds, ["conv", "norm"], ["early", "late"], ["x", "y", "y", "y"])

@@ -9,6 +9,7 @@ import torch
 
 from esper.agent.ppo.ppo import PPO
 from esper.cli.overrides import check
+from esper.measure.seed_log import seed_stats
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
 from esper.training.config_io import from_plain
@@ -73,6 +74,12 @@ def test_twins_get_the_same_host_and_act_independently(tmp_path):
         assert all(torch.allclose(tensor[group].float(), tensor[group][:1].float(), atol=1e-5) for group in groups), name
     assert len(rollout.seen.features[0].unique(dim=0)) == 3, "groups differ"
     assert all(len(rollout.action_TNH[:, group].unique(dim=1)[0]) > 1 for group in groups)
+    for rank, seed in enumerate(episode.log.seeds):
+        seed.contribution = float(rank)
+    seeds = [seed for seed in episode.log.seeds if seed.slot == 0]
+    expected = seed_stats(seeds, 12, [host // 4 for host in range(12)]).contribution_error
+    assert episode.metrics()[f"seeds_contribution_error/slot_{episode.slots[0]}"] == pytest.approx(expected)
+    assert expected != pytest.approx(seed_stats(seeds, 12).contribution_error)
 
 
 @pytest.mark.parametrize("agent", ["heuristic", "greedy_potential", "random", "wait", "periodic", "schedule"])
