@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import StrEnum
 from typing import Any, cast
 
 
@@ -23,6 +24,19 @@ def check_ranges(prefix: str, config: Any, ranges: Mapping[str, Sequence[str]]) 
             if not (above and below):
                 key, allowed = f"{prefix}.{name}".lstrip("."), _in_english(interval, low, high)
                 raise ValueError(f"{key} must be {allowed}, got {value}: {_remedy(given[name])}")
+
+
+def check_options(prefix: str, config: Any, kinds: Mapping[str, type[StrEnum]]) -> None:
+    """Replace the texts in fields of a config dataclass by the members of their enumerations.
+
+    Raises:
+        ValueError: a text is that of no member.
+    """
+    for name, kind in kinds.items():
+        value = getattr(config, name)
+        if value not in list(kind):
+            raise ValueError(f"{prefix}.{name}={value!r} is not known: choose from {', '.join(kind)}")
+        setattr(config, name, kind(value))
 
 
 def _remedy(one: Field[Any]) -> str:

@@ -1,16 +1,15 @@
 """`esper.grow`: slots in any PyTorch module."""
 
-import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from esper.fusion.layout import Layout
+from esper.growable.axes import IMAGES, check_axes, refuse_time_last
 from esper.growable.module import GrowableModule
 from esper.growable.refusal import check_settings
-from esper.growable.slot import evaluating, has_slot, slot_spec
+from esper.growable.slot import evaluating, features_of, has_slot, slot_spec
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.roles import Incubation
@@ -18,11 +17,6 @@ from esper.lifecycle.slots import SlotsConfig
 
 UNMEASURED = ("min_gradient_ratio", "max_gradient_norm")
 """Gates whose values only Esper's own training loop measures."""
-
-NOT_SEQUENCES = (nn.BatchNorm1d, nn.InstanceNorm1d, nn.Dropout1d)
-"""Layers that take the second of three axes for the channels."""
-CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d)
-"""Layers whose outputs `[B, C, L]` would be taken for sequences."""
 
 
 def grow(
@@ -53,7 +47,8 @@ def grow(
     """
     check_settings(module, rules, gates)
     if isinstance(slots, str) or any(not isinstance(one, str) for one in slots):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"slots must be a list of paths, got {slots!r}: write slots=['features.3']")
+        meant = [str(one) for one in cast(Sequence[object], slots) if isinstance(one, int)] or ["features.3"]
+        raise ValueError(f"slots must be a list of paths, got {slots!r}: write slots={meant}")
     places = dict(slots) if isinstance(slots, Mapping) else {path: path for path in slots}
     if not places:
         raise ValueError("slots is empty: name submodules, as in slots=['features.3']")
@@ -85,22 +80,15 @@ def _specs(module: nn.Module, places: Mapping[str, str], example: Any) -> list[S
             raise ValueError(f"slots: {path} is inside a compiled module: call esper.grow first, then torch.compile its result")
         if has_slot(known[path]):
             raise ValueError(f"slots: submodule {path!r} has a slot already: use the network that esper.grow returned")
-        if isinstance(known[path], CHANNELS_FIRST):
-            kind = type(known[path]).__name__
-            raise ValueError(
-                f"slots: {path} is a {kind}, whose output is channels-first [B, C, L], but seeds grow on sequences [B, T, C]: "
-                "put the slot after a submodule whose last axis is the channels"
-            )
+        refuse_time_last(known[path], path)
     handles = [
         known[path].register_forward_hook(lambda _, __, output, name=name: outputs[name].append(output))
         for name, path in places.items()
     ]
+    handles += [layer.register_forward_hook(_refuse_single) for layer in module.modules() if isinstance(layer, IMAGES)]
     try:
         with torch.no_grad(), evaluating(module):
-            if isinstance(example, Mapping):
-                module(**example)
-            else:
-                module(*(example if isinstance(example, tuple) else (example,)))
+            _run(module, example)
     finally:
         for handle in handles:
             handle.remove()
@@ -108,33 +96,36 @@ def _specs(module: nn.Module, places: Mapping[str, str], example: Any) -> list[S
         if len(found) != 1:
             raise ValueError(f"slots: {places[name]} runs {len(found)} times per forward pass: choose one that runs once")
     specs = [slot_spec(name, found[0]) for name, found in outputs.items()]
-    for spec in (spec for spec in specs if spec.layout is Layout.SEQUENCES):
-        _check_sequences(module, places[spec.name])
+    for spec in specs:
+        features = cast(torch.Tensor, features_of(outputs[spec.name][0]))
+        check_axes(module, places[spec.name], spec.layout, features.shape)
     return specs
+
+
+def _run(module: nn.Module, example: Any) -> None:
+    """Call a module with an example."""
+    try:
+        if isinstance(example, Mapping):
+            module(**example)
+        else:
+            module(*(example if isinstance(example, tuple) else (example,)))
+    except (RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"the module cannot be called with this example ({type(error).__name__}: {reason}): give the module's input alone, "
+            "without targets; a tuple holds several arguments, a dict keyword arguments"
+        ) from error
+
+
+def _refuse_single(layer: nn.Module, _: object, output: object) -> None:
+    """Raise ValueError if a layer of images got a sample without a batch."""
+    if isinstance(output, torch.Tensor) and output.dim() == 3:
+        raise ValueError(
+            f"example is a sample without a batch, since a {type(layer).__name__} returns {tuple(output.shape)} for it: give a "
+            "batch of one sample or more, as in sample[None]"
+        )
 
 
 def _is_compiled(module: nn.Module) -> bool:
     """Return whether `torch.compile` made a module. Its programs ignore hooks that were added later."""
     return type(module).__name__ == "OptimizedModule"  # not imported: that takes a second
-
-
-def _check_sequences(module: nn.Module, path: str) -> None:
-    """Raise ValueError if the output `[B, T, C]` of a submodule has its axes in another order, and warn if it may."""
-    layers = list(module.get_submodule(path).modules())
-    if isinstance(layers[0], NOT_SEQUENCES):
-        raise ValueError(
-            f"slots: {path} is a {type(layers[0]).__name__}, whose output is channels-first [B, C, L], but seeds grow on "
-            "sequences [B, T, C]: put the slot after a submodule whose last axis is the channels"
-        )
-    rows_first = isinstance(layers[0], nn.RNNBase) and not layers[0].batch_first
-    if rows_first or any(isinstance(layer, nn.MultiheadAttention) and not layer.batch_first for layer in layers):
-        raise ValueError(
-            f"slots: {path} is not batch-first (its output is [T, B, C]), but seeds grow on sequences [B, T, C]: build it with "
-            "batch_first=True"
-        )
-    if any(isinstance(layer, CHANNELS_FIRST) for layer in module.modules()):
-        warnings.warn(
-            f"slot after {path}: its output is taken for sequences [B, T, C], but other layers of this module are channels-first "
-            "[B, C, L]: make sure that this one is not",
-            stacklevel=4,
-        )

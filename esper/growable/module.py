@@ -21,11 +21,12 @@ from esper.growable import refusal
 from esper.growable.score import Contribution, Score, check_scores, difference, mean_score, measure
 from esper.growable.seed_groups import SeedGroups
 from esper.growable.slot import (
-    IN_LOOP,
     OFF,
     GrowingSlot,
     OneInput,
     SeedRole,
+    checked_loss,
+    computed_in_loop,
     evaluating,
     on_cpu,
     parameter_near,
@@ -185,9 +186,10 @@ class GrowableModule(nn.Module):
         )
 
     def prune(self, slot: str, *, ramp: int = 0, curve: str = "linear") -> None:
-        """Remove a seed that is not a fossil: at once, or over `ramp` epochs, in which its alpha moves to 0."""
+        """Remove a seed that is not a fossil: at once or, if it is blending or holding, over `ramp` epochs of falling alpha."""
         index = self._permitted(slot, "prune", may_prune(self._state, self.rules))
         ticks, shape = np.array([whole("ramp", ramp)]), np.array([choice("curve", Curve, curve)])
+        refusal.check_ramp(ramp, slot, self.stage(slot))
         self._set(operations.ramp_down(self._state, self._only(index), ticks_N=ticks, curve_N=shape))
 
     def begin_epoch(self) -> None:
@@ -218,23 +220,13 @@ class GrowableModule(nn.Module):
                 `lambda: criterion(net(x), y)`, or `lambda: scaler.scale(criterion(net(x), y)) / batches` with a gradient scaler
                 and gradients that are accumulated.
         """
-        self._loop_ran, learns_S = True, self._in_loop()
-        if not learns_S.any():
-            return
-        behind_S = operations.roles(self._state, self.rules).behind[0]
-        held = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        try:
-            for parameter in held:
-                parameter.requires_grad_(False)
-            for slot, behind, learns in zip(self._slots, behind_S, learns_S, strict=True):
-                if behind:
-                    slot.play(replace(IN_LOOP, learns=bool(learns)))
-            with evaluating(self), torch.enable_grad():
-                loss().backward(inputs=[one for one in self.slots.parameters() if one.requires_grad])
-        finally:
-            for parameter in held:
-                parameter.requires_grad_(True)
-            self._play()
+        learns_S, behind_S = self._in_loop(), operations.roles(self._state, self.rules).behind[0]
+        slots = [slot for slot, behind in zip(self._slots, behind_S, strict=True) if behind]
+        learning = [one for slot, learns in zip(self._slots, learns_S, strict=True) if learns for one in slot.learning()]
+        if learning:
+            with computed_in_loop(self, slots, learning), evaluating(self), torch.enable_grad():
+                checked_loss(loss).backward(inputs=learning)
+        self._loop_ran = True
 
     # ---- what you can measure
 
@@ -243,7 +235,7 @@ class GrowableModule(nn.Module):
         """Switch the seed of a slot off within a `with` block."""
         here = self._slots[self._index(slot)]
         role, whole = here.role, self._whole
-        here.play(OFF)
+        here.play(replace(OFF, learns=role.learns))
         self._whole = False
         try:
             yield
@@ -322,13 +314,12 @@ class GrowableModule(nn.Module):
     def get_extra_state(self) -> dict[str, Any]:
         """Return what a checkpoint holds besides parameters: the state of the slots, and the blueprints of their seeds."""
         arrays = {name: torch.from_numpy(array.copy()) for name, array in self._state.arrays().items()}
-        incubation = self.rules.incubation.value
-        held = {"slots": list(self._names), "state": arrays, "seeds": planted(self._slots), "born": list(self._born)}
-        return held | {"incubation": incubation}
+        places = {"slots": list(self._names), "paths": list(self._paths), "incubation": self.rules.incubation.value}
+        return places | {"state": arrays, "seeds": planted(self._slots), "born": list(self._born)}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Plant the seeds of a checkpoint, unless they are there; `load_state_dict` then loads their parameters."""
-        refusal.check_checkpoint(state, self._names, self.rules.incubation.value)
+        refusal.check_checkpoint(state, dict(zip(self._names, self._paths, strict=True)), self.rules.incubation.value)
         replant(self._slots, state["seeds"], [self._like(index) for index in range(len(self.slots))])
         self._state = SlotState(**{name: state["state"][name].cpu().numpy().copy() for name in SlotState.__slots__})
         self._born = list(state["born"])
@@ -351,7 +342,8 @@ class GrowableModule(nn.Module):
         index = self._index(slot)
         if not may_NS[0, index]:
             age, free = int(self._state.stage_age[0, index]), operations.epochs_until_free(self._state, self.rules)[0, index]
-            raise ValueError(refusal.message(doing, slot, self.stage(slot), age, int(free)))
+            gains = self.gates.min_improvement is not None
+            raise ValueError(refusal.message(doing, slot, self.stage(slot), age, int(free), gains=gains))
         return index
 
     def _set(self, state: SlotState) -> None:

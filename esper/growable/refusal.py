@@ -27,10 +27,10 @@ NEEDS = {
 }
 """What each operation needs."""
 ADVANCES = {
-    Stage.TRAINING: "a seed leaves training after gates.min_training epochs, once the score has risen by gates.min_improvement "
-    "since the last contributions() call before its training began",
+    Stage.TRAINING: "a seed leaves training after gates.min_training epochs, each of which begins with net.begin_epoch()",
     Stage.BLENDING: "a seed leaves blending at alpha 1, after gates.min_blending epochs",
-    Stage.HOLDING: "a holding seed is fossilized next, once contributions() has measured gates.min_contribution at alpha 1",
+    Stage.HOLDING: "a holding seed is fossilized next, once contributions() has measured at least gates.min_contribution; "
+    "its last measurement counts, at whatever alpha",
 }
 """What a seed needs to leave each stage; a germinated one may advance at once."""
 ONE_TENSOR = "before esper.grow, wrap the network in a module that takes one tensor and returns one"
@@ -55,7 +55,7 @@ def check_settings(module: object, rules: object, gates: object) -> None:
             raise ValueError(f"{name} must be a {kind.__name__}, not {type(given).__name__}: write {name}={kind.__name__}(...)")
 
 
-def message(doing: str, slot: str, stage: Stage, age: int, free: int = 0) -> str:
+def message(doing: str, slot: str, stage: Stage, age: int, free: int = 0, *, gains: bool = False) -> str:
     """Return why an operation is not permitted.
 
     Args:
@@ -64,10 +64,15 @@ def message(doing: str, slot: str, stage: Stage, age: int, free: int = 0) -> str
         stage: its stage.
         age: age of the stage [epochs].
         free: epochs until an emptied slot can be used again; 0 in other stages.
+        gains: whether `gates.min_improvement` is set.
     """
     if doing == "germinate" and free:
         return f"germinate is not permitted in slot {slot} yet: it is free again after {counted(free, 'net.begin_epoch() call')}"
     need = ADVANCES.get(stage, NEEDS[doing]) if doing == "advance" else NEEDS[doing]
+    if doing == "advance" and stage is Stage.TRAINING and gains:
+        need += (
+            ", once the score has risen by gates.min_improvement since the last contributions() call before its training began"
+        )
     return f"{doing} is not permitted in slot {slot}, which is {stage} (age {age}): {need} (docs/lifecycle.md)"
 
 
@@ -139,17 +144,20 @@ def before_planting(module: nn.Module, slot: str, path: str) -> None:
         )
 
 
-def check_checkpoint(state: Mapping[str, Any], slots: Sequence[str], incubation: str) -> None:
-    """Raise ValueError if a checkpoint is that of a module with other slots or another incubation."""
-    if list(state["slots"]) != list(slots):
-        raise ValueError(
-            f"the checkpoint has the slots {', '.join(state['slots'])}, but this module has {', '.join(slots)}: call esper.grow "
-            "with the slots of the checkpoint"
+def check_checkpoint(state: Mapping[str, Any], slots: Mapping[str, str], incubation: str) -> None:
+    """Raise ValueError if a checkpoint is that of a module with other slots (by name, with their paths) or another incubation."""
+    saved = dict(zip(state["slots"], state.get("paths", slots.values()), strict=False))  # earlier versions did not save paths
+    if list(saved.items()) != list(slots.items()):
+        there, here = (
+            ", ".join(name if name == path else f"{name}={path}" for name, path in one.items()) for one in (saved, slots)
         )
-    if (saved := state.get("incubation", incubation)) != incubation:  # earlier versions did not save it
         raise ValueError(
-            f"the checkpoint has incubation={saved}, but this module has incubation={incubation}: "
-            f"call esper.grow(..., incubation={saved!r})"
+            f"the checkpoint has the slots {there}, but this module has {here}: call esper.grow with the slots of the checkpoint"
+        )
+    if (trained := state.get("incubation", incubation)) != incubation:  # which earlier versions did not save, either
+        raise ValueError(
+            f"the checkpoint has incubation={trained}, but this module has incubation={incubation}: "
+            f"call esper.grow(..., incubation={trained!r})"
         )
 
 
@@ -166,3 +174,12 @@ def check_weight(alpha: float, *, above: float | None = None) -> None:
     number = isinstance(alpha, Real)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not number or not 0 <= alpha <= 1 or (above is not None and alpha <= above):
         raise ValueError(f"alpha must be in {'[' if above is None else '('}0, 1], got {alpha!r}")
+
+
+def check_ramp(ramp: int, slot: str, stage: Stage) -> None:
+    """Raise ValueError if a seed of this stage cannot be removed by a ramp."""
+    if ramp and stage not in (Stage.BLENDING, Stage.HOLDING):
+        raise ValueError(
+            f"ramp={ramp} has no effect in slot {slot}, which is {stage}: advance the seed first, or leave ramp out to prune it "
+            "at once"
+        )

@@ -27,6 +27,10 @@ class SeedGroups:
             raise ValueError(f"attach needs a PyTorch optimizer, got a {type(optimizer).__name__}")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError("LBFGS takes a single parameter group, and seeds need their own: attach another optimizer")
+        if isinstance(optimizer, torch.optim.Muon):
+            raise ValueError(
+                "Muon optimizes matrices only, and seeds have vectors and scalars too: attach another optimizer, beside this one"
+            )
         known = {"name", *optimizer.defaults, *optimizer.param_groups[0]} - {"params"}
         if unknown := [name for name in settings if name not in known]:
             meant, choices = did_you_mean(unknown[0], list(optimizer.defaults)), ", ".join(optimizer.defaults)

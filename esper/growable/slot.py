@@ -6,7 +6,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, cast
 
@@ -61,6 +61,7 @@ def slot_spec(name: str, output: object) -> SlotSpec:
         ValueError: no seed can grow on such an output.
     """
     features = features_of(output)
+    refuse_nested(name, features)
     if isinstance(features, Tensor) and features.is_floating_point():
         for layout in Layout:
             axes, axis = AXES[layout]
@@ -74,6 +75,15 @@ def slot_spec(name: str, output: object) -> SlotSpec:
         f"slot {name}: the {part} of this submodule {found}, but seeds grow on floating-point images [B, C, H, W], vectors "
         "[B, C] and sequences [B, T, C]: choose another submodule"
     )
+
+
+def refuse_nested(slot: str, features: object) -> None:
+    """Raise ValueError for a nested tensor, on which most seeds cannot be computed."""
+    if isinstance(features, Tensor) and features.is_nested:
+        raise ValueError(
+            f"slot {slot}: the output is a nested tensor, as nn.TransformerEncoder makes for a padding mask in evaluation mode: "
+            "build it with enable_nested_tensor=False"
+        )
 
 
 def has_slot(submodule: nn.Module) -> bool:
@@ -123,7 +133,9 @@ class GrowingSlot(nn.Module):
         self.blueprint: BlueprintConfig | None = None
         self.blend = Blend.ADD
         self._born: list[tuple[int, Tensor]] = []
-        self._learnable: list[nn.Parameter] = []
+        self._learnable: list[str] = []
+        """Names of the seed's parameters, except those that the blueprint froze. `load_state_dict` may replace the parameters."""
+        self.role = OFF
         self.play(OFF)
         self.capturing = False
         """If true, append the outputs of the slot to `captured`."""
@@ -150,7 +162,8 @@ class GrowingSlot(nn.Module):
             branch = seed if how is not Blend.GATE else seed.get_submodule("branch")
             inform(branch, gradients.scaled() if how is Blend.MULTIPLY else gradients)
         self.seed, self.blueprint, self.blend = seed.to(like.device, like.dtype), blueprint, how
-        self._learnable = [parameter for parameter in self.seed.parameters() if parameter.requires_grad]
+        self._learnable = [name for name, parameter in self.seed.named_parameters() if parameter.requires_grad]
+        self._set_learning(self.role.learns)
         self._born = [(parameter._version, parameter.detach().clone()) for parameter in self.seed.parameters()]
 
     def untrained(self) -> bool:
@@ -172,13 +185,22 @@ class GrowingSlot(nn.Module):
         self.play(OFF)
 
     def play(self, role: SeedRole) -> None:
-        """Set the role of the seed until the next call."""
+        """Set the role of the seed until the next call. Parameters that a user froze stay so while it goes on learning."""
+        if role.learns is not self.role.learns:
+            self._set_learning(role.learns)
         self.role = role
         self._blended, self._straight, self._opens = role.alpha > 0, role.straight, role.opens
         with torch.inference_mode(False):  # a measurement without gradients also sets roles
             self._alpha = torch.tensor(role.alpha, device="cpu")  # no number: torch.compile would compile again for each value
-        for parameter in self._learnable:  # others are frozen by the blueprint
-            parameter.requires_grad_(role.learns)
+
+    def learning(self) -> list[nn.Parameter]:
+        """Return the parameters of the seed that get a gradient."""
+        return [] if self.seed is None else [one for one in self.seed.parameters() if one.requires_grad]
+
+    def _set_learning(self, learns: bool) -> None:
+        if self.seed is not None:
+            for name in self._learnable:
+                self.seed.get_parameter(name).requires_grad_(learns)
 
     def forward(self, h: Tensor) -> Tensor:
         if self.seed is not None and (self._blended or (self._straight and torch.is_grad_enabled())):
@@ -190,7 +212,17 @@ class GrowingSlot(nn.Module):
         return h
 
     def _with(self, seed: nn.Module, h: Tensor) -> Tensor:
-        """Return the output of the slot with its seed."""
+        """Return the output of the slot with its seed.
+
+        Raises:
+            ValueError: the features have more axes than those of the example, or are nested.
+        """
+        refuse_nested(self.spec.name, h)
+        if h.dim() > AXES[self.spec.layout][0]:  # fewer in torch.vmap
+            raise ValueError(
+                f"slot {self.spec.name}: seeds grow on {self.spec.layout} here, as in the example of esper.grow, but this output "
+                f"has the shape {tuple(h.shape)}: give esper.grow a batch as example"
+            )
         delta = seed(h if self._opens else h.detach()).to(h.dtype)
         if self.blend is Blend.MULTIPLY:
             delta = (h.detach() if self._straight else h) * torch.tanh(delta)
@@ -228,25 +260,53 @@ def evaluating(module: nn.Module) -> Generator[None]:
             one.training = mode
 
 
+@contextmanager
+def computed_in_loop(network: nn.Module, slots: Sequence[GrowingSlot], learning: Sequence[nn.Parameter]) -> Generator[None]:
+    """Compute the seeds of these slots at alpha 1 within a `with` block, in which only these parameters get a gradient."""
+    kept, roles = {id(parameter) for parameter in learning}, [slot.role for slot in slots]
+    held = [one for one in network.parameters() if one.requires_grad and id(one) not in kept]
+    try:
+        for parameter in held:
+            parameter.requires_grad_(False)
+        for slot in slots:
+            slot.play(replace(IN_LOOP, learns=slot.role.learns))
+        yield
+    finally:
+        for parameter in held:
+            parameter.requires_grad_(True)
+        for slot, role in zip(slots, roles, strict=True):
+            slot.play(role)
+
+
+def checked_loss(loss: Callable[[], Tensor]) -> Tensor:
+    """Return the loss that a function computes.
+
+    Raises:
+        ValueError: it is no function, or does not return a loss that can be backpropagated.
+    """
+    if not callable(loss):
+        raise ValueError(f"loss must be a function, such as lambda: criterion(net(x), y), got a {type(loss).__name__}")
+    value = loss()
+    given = cast(object, value)
+    if not isinstance(given, Tensor) or given.numel() != 1:
+        got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
+        raise ValueError(f"loss() must return the mean loss of a batch, a tensor with one number, got {got}")
+    if not value.requires_grad:
+        raise ValueError("loss() must return a loss that depends on the network, without detach() or torch.no_grad()")
+    return value
+
+
 def slot_gradients(slots: list[GrowingSlot], loss: Callable[[], Tensor]) -> list[SlotGradients]:
     """Return the features that leave each slot in one forward pass, and the gradient of the loss at them.
 
     Raises:
         ValueError: a slot is passed through never or more than once, or the loss does not depend on it.
     """
-    if not callable(loss):
-        raise ValueError(f"loss must be a function, such as lambda: criterion(net(x), y), got a {type(loss).__name__}")
     for slot in slots:
         slot.captured, slot.capturing = [], True
     try:
         with torch.enable_grad(), torch.compiler.set_stance("force_eager"):  # a compiled program returns copies of the features
-            value = loss()
-            given = cast(object, value)
-            if not isinstance(given, Tensor) or given.numel() != 1:
-                got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
-                raise ValueError(f"loss() must return the mean loss of a batch, a tensor with one number, got {got}")
-            if not value.requires_grad:
-                raise ValueError("loss() must return a loss that depends on the network, without detach() or torch.no_grad()")
+            value = checked_loss(loss)
             for slot in slots:
                 if len(slot.captured) != 1:
                     raise ValueError(

@@ -14,7 +14,7 @@ import numpy as np
 
 from esper.lifecycle.roles import Fossils, Incubation
 from esper.lifecycle.stages import BoolArray, Stage
-from esper.ranges import check_ranges
+from esper.ranges import check_options, check_ranges
 
 GATES = {"training": Stage.GERMINATED, "blending": Stage.TRAINING, "holding": Stage.BLENDING, "fossilized": Stage.HOLDING}
 """Gate, named by the stage that it leads to -> stage that it leads from."""
@@ -68,6 +68,7 @@ class SlotsConfig:
     def __post_init__(self) -> None:
         if len(set(self.where)) < len(self.where):
             raise ValueError(f"slots.where names a slot twice: {self.where}")
+        check_options("slots", self, {"incubation": Incubation, "isolation": Isolation, "fossils": Fossils})
         whole = ["max_seeds", "min_prune_age", "embargo", "prune_after", "learning_epochs"]
         check_ranges("slots", self, {"[0, inf]": whole, "(-inf, inf)": ["prune_below"]})
         unknown = [name for name in self.auto_advance if name not in GATES]

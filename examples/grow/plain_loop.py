@@ -35,7 +35,7 @@ def run(grows: bool) -> float:
     for epoch in range(1, epochs + 1):
         if grows and epoch == 2:  # plant the seed whose first gradient promises most
             potential = net.potential(lambda: loss(train[:256]))
-            where = {(slot, one): value for slot, values in potential.items() for one, value in values.items()}
+            where = {(slot, one): value for slot, values in potential.items() for one, value in values.items() if value == value}
             slot, blueprint = max(where, key=where.__getitem__)
             net.germinate(slot, blueprint)
             print(f"epoch {epoch}: planted {blueprint} in slot {slot}")

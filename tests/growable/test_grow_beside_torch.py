@@ -177,11 +177,6 @@ def test_an_optimizer_that_writes_to_the_data_is_seen() -> None:
         net.begin_epoch()
 
 
-def test_layers_with_their_channels_in_the_middle_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"slots: 0 is a Conv1d, whose output is channels-first"):
-        esper.grow(nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten()), ["0"], torch.randn(2, 2, 9))
-
-
 def test_a_refused_call_leaves_no_hook() -> None:
     plain = module()
     with pytest.raises(ValueError, match="no submodule 'nope'"):

@@ -19,7 +19,7 @@ from esper.growable.module import GrowableModule
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
 from esper.seeds.blueprints.cnn import ConvLightConfig
-from tests.growable.test_grow import active, batch, grown, module
+from tests.growable.test_grow import active, batch, grown, loss_of, module
 
 
 class Twice(nn.Module):
@@ -111,6 +111,23 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         "which is dormant .*: the slot must hold a seed that is not a fossil",
     ),
     "loss": (lambda: grown().potential(lambda: torch.zeros((), requires_grad=True)), "slot early ran 0 times"),
+    "loss of a loop": (
+        lambda: active(grown(incubation="closed_loop")).incubate(torch.ones(())),  # pyright: ignore[reportArgumentType]
+        "loss must be a function, such as lambda: criterion",
+    ),
+    "ramp of a seed in training": (
+        lambda: active(grown()).prune("early", ramp=2),
+        "ramp=2 has no effect in slot early, which is training: advance the seed first, or leave ramp out",
+    ),
+    "slots as numbers": (lambda: esper.grow(module(), [1], batch()[0]), r"got \[1\]: write slots=\['1'\]"),  # pyright: ignore[reportArgumentType]
+    "targets in the example": (
+        lambda: esper.grow(module(), ["1"], batch()),
+        r"cannot be called with this example \(TypeError: .*: give the module's input alone, without targets",
+    ),
+    "matrices only": (
+        lambda: grown().attach(torch.optim.Muon([nn.Parameter(torch.ones(2, 2))])),
+        "Muon optimizes matrices only",
+    ),
     "slots as text": (lambda: esper.grow(module(), "1", batch()[0]), r"slots must be a list of paths, got '1'"),
     "slot twice": (lambda: esper.grow(module(), ["1", "1"], batch()[0]), "slots names a submodule twice"),
     "grown before": (lambda: esper.grow(grown().module, ["1"], batch()[0]), "submodule '1' has a slot already"),
@@ -203,8 +220,14 @@ def test_a_seed_that_nothing_trains_is_warned_of() -> None:
 
 def test_a_checkpoint_of_other_slots_is_refused() -> None:
     other = esper.grow(module(), ["1"], batch()[0])
-    with pytest.raises(ValueError, match="the checkpoint has the slots early, late, but this module has 1"):
+    with pytest.raises(ValueError, match="the checkpoint has the slots early=1, late=4, but this module has 1"):
         other.load_state_dict(grown().state_dict())
+    moved = esper.grow(module(), {"early": "1", "late": "3"}, batch()[0])
+    with pytest.raises(ValueError, match="the checkpoint has the slots early=1, late=4, but this module has early=1, late=3"):
+        moved.load_state_dict(grown().state_dict())
+    saved = grown().state_dict()
+    del saved["_extra_state"]["paths"]  # as earlier versions wrote it
+    moved.load_state_dict(saved)
 
 
 def test_a_forgotten_begin_epoch_is_said() -> None:
@@ -250,3 +273,23 @@ def test_nothing_goes_on_while_a_seed_is_switched_off() -> None:
     assert net.contributions(score)["early"] == pytest.approx((1 / 3, 1 / 3)), (
         "NumPy's arrays are scores, also one that is reused"
     )
+
+
+def test_a_second_pass_that_fails_is_still_to_be_done() -> None:
+    net = active(grown(incubation="closed_loop"))
+    loss_of(net)().backward()
+    with pytest.raises(ValueError, match=r"loss\(\) must return the mean loss of a batch, a tensor with one number, got 0.5"):
+        net.incubate(lambda: 0.5)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(RuntimeError, match=r"net.incubate\(loss\) was not called"):
+        net.begin_epoch()
+    net.incubate(loss_of(net))
+    net.begin_epoch()
+
+
+def test_what_a_seed_in_training_lacks_is_named() -> None:
+    net = active(grown(gates=GatesConfig(min_training=2)))
+    with pytest.raises(ValueError, match=r"which is training .*: a seed leaves training after gates.min_training epochs, eac"):
+        net.advance("early")
+    net = active(grown(gates=GatesConfig(min_improvement=0.5)))
+    with pytest.raises(ValueError, match=r"begins with net.begin_epoch\(\), once the score has risen by gates.min_improvement"):
+        net.advance("early")

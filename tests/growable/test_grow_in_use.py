@@ -15,6 +15,8 @@ from torch import Tensor, nn
 import esper
 from esper.config import GROUPS
 from esper.lifecycle.gates import GatesConfig
+from esper.lifecycle.roles import Fossils, Incubation
+from esper.lifecycle.slots import SlotsConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from tests.emulated import emulates, on_emulated_gpu
 from tests.growable.test_grow import active, batch, grown, loss_of, moved
@@ -128,26 +130,6 @@ def test_a_checkpoint_of_another_incubation_is_refused() -> None:
     grown(incubation="closed_loop").load_state_dict(saved)
 
 
-@pytest.mark.parametrize(
-    ("layers", "path", "example", "refused"),
-    [
-        (lambda: [nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4)], "1", (2, 3, 9), "slots: 1 is a BatchNorm1d, whose output is chan"),
-        (lambda: [nn.TransformerEncoderLayer(8, 2)], "0", (5, 2, 8), "slots: 0 is not batch-first"),
-        (lambda: [nn.TransformerEncoderLayer(8, 2, batch_first=True)], "0", (2, 5, 8), ""),
-        (lambda: [nn.GRU(8, 4)], "0", (5, 2, 8), "slots: 0 is not batch-first"),
-        (lambda: [nn.GRU(8, 4, batch_first=True)], "0", (2, 5, 8), ""),
-        (lambda: [nn.Linear(8, 8), nn.BatchNorm1d(8)], "1", (4, 8), ""),
-    ],
-)
-def test_sequences_have_the_batch_first_and_the_channels_last(layers: Any, path: str, example: Any, refused: str) -> None:
-    module, x = nn.Sequential(*layers()), torch.randn(example)
-    if refused:
-        with pytest.raises(ValueError, match=f"^{refused}"):
-            esper.grow(module, [path], x)
-    else:
-        esper.grow(module, [path], x).germinate(path, "norm")
-
-
 def test_a_measurement_in_inference_mode_does_not_end_training() -> None:
     net, (x, _) = active(grown()), batch()
     with torch.inference_mode():
@@ -199,9 +181,14 @@ def test_parameters_without_axes_train_and_frozen_ones_stay(monkeypatch: pytest.
     assert seed.temperature != 0
     assert not seed.fixed.requires_grad
     assert seed.fixed.grad is None
-    with net.without("early"):
-        assert not seed.temperature.requires_grad
-    assert seed.temperature.requires_grad
+    seed.map.requires_grad_(False)  # by the user
+    net.contributions(lambda: 1.0)
+    assert [one.requires_grad for one in (seed.temperature, seed.map.weight, seed.map.bias)] == [True, False, False]
+    net.rules.fossils = Fossils.frozen
+    net.begin_epoch()
+    net.advance("early")
+    net.fossilize("early")
+    assert not any(parameter.requires_grad for parameter in seed.parameters())
 
 
 def test_a_seed_after_a_layer_without_parameters_takes_the_precision_before_it() -> None:
@@ -281,7 +268,7 @@ def test_a_network_of_keyword_arguments_grows() -> None:
     seed = net.seed("embed")
     assert seed is not None
     assert any(parameter.grad is not None and parameter.grad.any() for parameter in seed.parameters())
-    with pytest.raises(TypeError, match="unexpected keyword argument 'x'"):
+    with pytest.raises(ValueError, match=r"with this example \(TypeError: .*unexpected keyword argument 'x'\)"):
         esper.grow(Masked(), slots=["embed"], example={"x": inputs["tokens"]})
 
 
@@ -289,3 +276,19 @@ def test_a_network_of_keyword_arguments_grows() -> None:
 def test_a_module_grows_on_an_emulated_gpu_as_on_the_cpu(tmp_path: Path) -> None:
     """Parameters, features, seeds and scores are on the device; what meets a tensor of the CPU fails there."""
     assert on_emulated_gpu("loop", "cuda:0")["found"] == pytest.approx(in_a_loop(torch.device("cpu"), tmp_path))
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_roles_reach_the_parameters_that_a_checkpoint_brought(assign: bool) -> None:
+    rules = SlotsConfig(incubation=Incubation.closed_loop, fossils=Fossils.frozen, min_prune_age=0)
+    net = grown(rules=rules, gates=GatesConfig(min_contribution=-1.0))
+    net.load_state_dict(active(grown(rules=rules)).state_dict(), assign=assign)
+    net.incubate(loss_of(net))
+    seed = net.seed("early")
+    assert seed is not None
+    assert all(parameter.grad is not None for parameter in seed.parameters())
+    net.advance("early")
+    net.begin_epoch()
+    net.contributions(lambda: 1.0)
+    net.fossilize("early")
+    assert not any(parameter.requires_grad for parameter in seed.parameters())

@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.lifecycle.roles import Fossils, Incubation
 from esper.lifecycle.slots import (
     DeepConfig,
     EveryBlockConfig,
+    Isolation,
     OneConfig,
     OneSeedConfig,
     PostConfig,
@@ -86,6 +88,12 @@ def test_options_of_any_grid(blocks, rows):
         ({"where": ["r0c0", "r0c0"]}, r"slots\.where names a slot twice"),
         ({"max_seeds": -1}, r"slots\.max_seeds must be at least 0, got -1"),
         ({"auto_advance": ["training", "pruned"]}, r"slots\.auto_advance must name stages from .*, got pruned"),
+        (
+            {"incubation": "clsed_loop"},
+            "slots.incubation='clsed_loop' is not known: choose from straight_through, closed_loop, none",
+        ),
+        ({"isolation": "never"}, "slots.isolation='never' is not known"),
+        ({"fossils": "frozn"}, "slots.fossils='frozn' is not known"),
         ({"min_prune_age": -1}, r"slots\.min_prune_age must be at least 0, got -1"),
         ({"embargo": -1}, r"slots\.embargo must be at least 0, got -1"),
         ({"prune_after": -1}, r"slots\.prune_after must be at least 0, got -1"),
@@ -97,6 +105,12 @@ def test_options_of_any_grid(blocks, rows):
 def test_invalid_config_is_refused(kind, given, rule):
     with pytest.raises(ValueError, match=rule):
         kind(**given)
+
+
+def test_options_may_be_given_as_text():
+    given = SlotsConfig(incubation="none", isolation="until_kept", fossils="frozen")
+    assert given == SlotsConfig(incubation=Incubation.none, isolation=Isolation.until_kept, fossils=Fossils.frozen)
+    assert given.incubation is Incubation.none
 
 
 def test_one_seed_is_a_cap():

@@ -1,0 +1,109 @@
+"""Seeds grow on what they take a slot's features for: modules and examples with axes in another order are told apart."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper
+
+
+class ChannelsLast(nn.Module):
+    """A block of `[B, H, W, C]` that ends with a layer without weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.map = nn.LayerNorm(6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.map(self.norm(x)))
+
+
+class ChannelsFirst(ChannelsLast):
+    """A block of `[B, C, H, W]` that computes in the other order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+BATCH_FIRST = {"batch_first": True}
+
+
+@pytest.mark.parametrize(
+    ("layers", "path", "example", "refused"),
+    [
+        (lambda: [nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4)], "1", (2, 3, 9), "slots: 1 is a BatchNorm1d, whose output is chan"),
+        (lambda: [nn.Conv1d(2, 3, 3), nn.Flatten()], "0", (2, 2, 9), "slots: 0 is a Conv1d, whose output is channels-first"),
+        (lambda: [nn.TransformerEncoderLayer(8, 2)], "0", (5, 2, 8), "slots: 0 is not batch-first"),
+        (lambda: [nn.GRU(8, 4)], "0", (5, 2, 8), "slots: 0 is not batch-first"),
+        (lambda: [nn.LayerNorm(6)], "0", (2, 8, 8, 6), "slots: 0 is a LayerNorm, whose output is channels-last"),
+        (lambda: [nn.Conv2d(1, 4, 1), nn.ReLU()], "1", (1, 8, 8), "example is a sample without a batch, since a Conv2d"),
+    ],
+)
+def test_axes_in_another_order_are_refused(layers: Any, path: str, example: Any, refused: str) -> None:
+    with pytest.raises(ValueError, match=f"^{refused}"):
+        esper.grow(nn.Sequential(*layers()), [path], torch.randn(example))
+
+
+@pytest.mark.parametrize(
+    ("layers", "path", "example", "warned"),
+    [
+        (lambda: [nn.TransformerEncoderLayer(8, 2), nn.LayerNorm(8)], "1", (5, 2, 8), r"time-first \[T, B, C\]"),
+        (lambda: [nn.Linear(8, 8), nn.Flatten(0, 1), nn.Unflatten(0, (5, 2)), nn.Conv1d(2, 2, 1)], "0", (5, 2, 8), "channels-f"),
+        (
+            lambda: [ChannelsLast()],
+            "0",
+            (2, 8, 8, 6),
+            r"\(2, 8, 8, 6\) is taken for images \[B, C, H, W\], but looks",
+        ),
+    ],
+)
+def test_axes_that_may_be_in_another_order_are_warned_of(layers: Any, path: str, example: Any, warned: str) -> None:
+    with pytest.warns(UserWarning, match=warned) as caught:
+        esper.grow(nn.Sequential(*layers()), [path], torch.randn(example))
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("layers", "path", "example"),
+    [
+        (lambda: [nn.TransformerEncoderLayer(8, 2, **BATCH_FIRST)], "0", (2, 5, 8)),
+        (lambda: [nn.GRU(8, 4, **BATCH_FIRST)], "0", (2, 5, 8)),
+        (lambda: [nn.Linear(8, 8), nn.BatchNorm1d(8)], "1", (4, 8)),
+        (lambda: [ChannelsFirst()], "0", (2, 6, 8, 8)),
+    ],
+)
+def test_axes_in_the_right_order_are_taken(layers: Any, path: str, example: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        esper.grow(nn.Sequential(*layers()), [path], torch.randn(example)).germinate(path, "norm")
+
+
+def test_a_batch_with_more_axes_than_the_example_is_refused() -> None:
+    net = esper.grow(nn.Sequential(nn.Linear(6, 8), nn.ReLU()), ["1"], torch.randn(5, 6))
+    net.germinate("1", "mlp")
+    net.begin_epoch()
+    assert net(torch.randn(6)).shape == (8,), "as in torch.vmap"
+    with pytest.raises(ValueError, match=r"slot 1: seeds grow on vectors here, .* has the shape \(2, 5, 8\): give esper"):
+        net(torch.randn(2, 5, 6))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_nested_tensors_are_refused_in_words(masked: bool) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    module = nn.TransformerEncoder(layer, 2)
+    x, mask = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    example = {"src": x, "src_key_padding_mask": mask} if masked else {"src": x}
+    match = r"slot layers\.0: the output is a nested tensor, .* build it with enable_nested_tensor=False"
+    if masked:
+        with pytest.raises(ValueError, match=match):
+            esper.grow(module, ["layers.0"], example)
+        return
+    net = esper.grow(module, ["layers.0"], example)
+    net.germinate("layers.0", "norm")
+    net.begin_epoch()
+    net(x, src_key_padding_mask=mask).sum().backward()
+    with pytest.raises(ValueError, match=match):
+        net.contributions(lambda: net(x, src_key_padding_mask=mask).mean())
