@@ -47,6 +47,10 @@ class BanditConfig(AgentConfig):
     memory: int = 8192
     """Number of newest decisions that the regressions use, at least 2. Higher: better predictions, larger checkpoints."""
 
+    @property
+    def explores(self) -> bool:
+        return self.exploration > 0
+
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
         check_ranges("agent", self, {"[0, 1]": ["exploration"], "[2, inf]": ["memory"]})

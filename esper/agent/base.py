@@ -161,6 +161,12 @@ class AgentConfig:
         return 1
 
     @property
+    def explores(self) -> bool:
+        """True if the controller acts otherwise while it learns than afterwards, so that its returns in training are not those of
+        its checkpoints."""
+        return False
+
+    @property
     def imitates(self) -> str | None:
         """Agent that needs no training, or folder of a run, whose controller a learner imitates at first; None for none."""
         return None

@@ -46,6 +46,10 @@ class ScheduleBanditConfig(AgentConfig):
     memory: int = 8192
     """Number of most recent hosts that the regression uses, at least 2. Higher: better predictions, larger checkpoints."""
 
+    @property
+    def explores(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
         check_ranges("agent", self, {"[0, inf]": ["latest"], "[1, inf)": ["twins"], "[2, inf]": ["memory"]})

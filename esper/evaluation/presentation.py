@@ -61,7 +61,7 @@ def verdict(rows: Rows, score: str = "accuracy", headline: str = "accuracy") -> 
 
 def best_baseline(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None:
     """Return the best controller of an evaluation, except policies, searches, replay and the oracle: its name, the policy's
-    return minus its own, and how many hosts it grew; None if there is none."""
+    return minus its own, with an interval that allows for the choice, and how many hosts it grew; None if there is none."""
     hosts: Mapping[str, Any] = report.get("hosts", {})
     out = {*POLICIES, REPLAY, ORACLE}
     others = {name: one["return"] for name, one in hosts.items() if name not in out and not name.startswith(PREFIX)}
@@ -69,7 +69,7 @@ def best_baseline(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None
     if own is None or not others:
         return None
     best = max(others, key=lambda name: float(np.mean(others[name])))
-    return best, mean_interval(np.array(own) - np.array(others[best])), len(own)
+    return best, mean_interval(np.array(own) - np.array(others[best]), choices=len(others)), len(own)
 
 
 def baseline_sentence(report: Mapping[str, Any]) -> str:

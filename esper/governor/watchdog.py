@@ -43,7 +43,8 @@ class WatchdogConfig(GovernorConfig):
     chance_share: float = 0.065
     """Distance to the chance loss, as a share of it, within which a good host is suspect, in [0, 1); 0: never."""
     penalty: float = 10.0
-    """Penalty per rollback, at least 0 [points]. Higher: a controller avoids actions that destabilise hosts."""
+    """Penalty per rollback, at least 0 [points], for PPO in addition to all that the host would earn afterwards. Higher: a
+    controller avoids actions that destabilise hosts."""
     recovery: int = 3
     """Consecutive healthy epochs that clear a host's rollback count, at least 1 [host epochs]. Higher: hosts retire sooner."""
     max_falls: int = 3

@@ -20,7 +20,7 @@ import pandas as pd
 
 from esper.evaluation.outcomes import SPENT
 from esper.lab.outcomes import SEARCHED, STATIC_NET
-from esper.lab.runs import Run, records_of
+from esper.lab.runs import Run, records_of, regular
 from esper.lab.scoring import Scoring
 
 PARTS = ("training", "measuring", "policy", "search")
@@ -44,21 +44,21 @@ def run_cost(config: Mapping[str, Any], updates: int, records: Sequence[Mapping[
 
     Args:
         config: its values by dotted key.
-        updates: number of its updates. Those without a record are taken to cost as much as the others on average.
+        updates: number of its updates. Those without a record are taken to cost as much as those that `telemetry.every` selects.
         records: its metrics.
         policy_flops: FLOPs of the decisions about one host in an episode.
     """
-    episodes = float(config["hosts"]) * updates
+    hosts, usual = float(config["hosts"]), regular(records, int(config.get("telemetry.every", 1)), updates)
 
-    def mean(value: Callable[[Mapping[str, float]], float]) -> float:
-        return float(np.mean([value(record) for record in records] or [np.nan]))
+    def total(value: Callable[[Mapping[str, float]], float]) -> float:
+        mean = float(np.mean([value(record) for record in usual] or [np.nan]))
+        return sum(map(value, records)) + ((updates - len(records)) * mean if updates > len(records) else 0.0)
 
-    forwards = 1 + mean(lambda record: _learning_forwards(config, record))
     return cost(
-        training=episodes * mean(lambda record: record.get("host/training_flops", np.nan)),
-        measuring=episodes * mean(lambda record: record.get("host/measuring_flops", np.nan)),
-        policy=episodes * policy_flops * forwards if policy_flops else 0.0,
-        seconds=updates * mean(lambda record: record["time/rollout_seconds"] + record.get("time/update_seconds", 0.0)),
+        training=hosts * total(lambda record: record.get("host/training_flops", np.nan)),
+        measuring=hosts * total(lambda record: record.get("host/measuring_flops", np.nan)),
+        policy=hosts * policy_flops * total(lambda record: 1 + _learning_forwards(config, record)) if policy_flops else 0.0,
+        seconds=total(lambda record: record["time/rollout_seconds"] + record.get("time/update_seconds", 0.0)),
     )
 
 

@@ -233,3 +233,9 @@ def records_of(run: Run) -> list[dict[str, float]]:
             "remove the run and train it again"
         )
     return [{tag: value for tag, value in record.items() if tag != CHECK} for record in records.values()]
+
+
+def regular(records: Sequence[Mapping[str, float]], every: int, updates: int) -> list[Mapping[str, float]]:
+    """Return the records that `telemetry.every` selects, and the last one. Updates written only because of an anomaly are left
+    out, since they would bias means."""
+    return [record for record in records if record["update"] % every == 0 or record["update"] == updates]

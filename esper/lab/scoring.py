@@ -25,7 +25,7 @@ from esper.files import fingerprint, write_whole
 from esper.growth.objective import Objective
 from esper.lab.launch import end_with_parent
 from esper.lab.outcomes import BASELINES, GREEDY, SEARCHED, STATIC_NET, TRAINING, is_chosen
-from esper.lab.runs import Run, records_of
+from esper.lab.runs import Run, records_of, regular
 from esper.plugins import load_plugins, named_plugins
 from esper.pool.devices import take_turn
 from esper.pool.local import available_cores, limit_cores
@@ -301,10 +301,8 @@ def _read(path: Path) -> Any:
 
 
 def training_scores(run: Run) -> dict[str, float]:
-    """Return the outcomes that are measured in training: means over the updates that telemetry.every selects, and the last one.
-    Updates written only because of an anomaly are left out, since they would bias the means."""
-    every = int(run.config["telemetry.every"])
-    records = [record for record in records_of(run) if record["update"] % every == 0 or record["update"] == run.updates]
+    """Return the outcomes that are measured in training: means over `regular` records."""
+    records = regular(records_of(run), int(run.config["telemetry.every"]), run.updates)
     accuracy = [record["host/committed_accuracy"] for record in records if "host/committed_accuracy" in record]
     rollbacks = sum(value for record in records for tag, value in record.items() if tag.startswith("governor/rollbacks"))
     learned = float(np.nanmean(accuracy)) if np.isfinite(accuracy).any() else float("nan")

@@ -38,11 +38,13 @@ def with_sign(value: float) -> str:
     return "0.0" if text in ("-0.0", "+0.0") else text
 
 
-def mean_interval(sample: npt.ArrayLike) -> Interval:
+def mean_interval(sample: npt.ArrayLike, *, choices: int = 1) -> Interval:
     """Return the mean of independent values with Student's 95 % t interval; unbounded for a single value.
 
     Args:
         sample: finite values `[n]`, n at least 1; the differences, for paired values.
+        choices: number of samples from which this one was chosen by its values; the interval is wider the more there were
+            (Bonferroni), so that it covers whichever was chosen.
 
     Raises:
         ValueError: there are no values, or one is not finite.
@@ -53,5 +55,5 @@ def mean_interval(sample: npt.ArrayLike) -> Interval:
     mean = float(values.mean())
     if len(values) == 1:
         return Interval(mean, -np.inf, np.inf)
-    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+    half = float(stats.t.ppf(1 - 0.025 / choices, len(values) - 1) * stats.sem(values))
     return Interval(mean, mean - half, mean + half)

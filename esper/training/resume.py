@@ -30,7 +30,14 @@ def find_checkpoint(path: str, key: str) -> Path:
     run = place.parent if _names_best(place) else place
     newest = Checkpoints(run / CHECKPOINTS).latest()
     if newest is not None and run is not place:
-        best = load_run(newest).get("best")
+        state = load_run(newest)
+        best = state.get("best")
+        if best is None and from_plain(state["config"]).agent.explores:
+            agent = state["config"]["choices"]["agent"]
+            raise ConfigError(
+                f"{key}={path} names the best checkpoint, but agent={agent} explores in training, so its returns do not tell which "
+                f"is best: write {key}={run}, for the newest"
+            )
         if best is None:
             raise ConfigError(f"{key}={path} names the best checkpoint, and the run has no return yet: train at least one update")
         return Checkpoints(run / CHECKPOINTS).path(best["update"])

@@ -236,12 +236,14 @@ class Trainer:
 
     def _judge(self, mean_return: float, improved: float | None = None) -> None:
         """Remember the checkpoint of the policy that just acted if its mean return is the highest so far: the newest one; for a
-        search, which draws its candidate during the update, the next one.
+        search, which draws its candidate during the update, the next one. Of a controller that explores, none is the best.
 
         Args:
             mean_return: of the hosts of the last episode; not finite if a reward is not.
             improved: a search's own judgement, by discounted return; None for other controllers.
         """
+        if self.config.agent.explores:
+            return
         better = self.best is None or not mean_return <= self.best["return"] if improved is None else improved == 1
         if better and math.isfinite(mean_return):
             saved = self.update + 1 if self.config.agent.one_episode else self.update

@@ -66,6 +66,8 @@ def test_the_cost_of_a_run_is_the_sum_over_its_updates() -> None:
     assert found["total"] == sum(found[part] for part in PARTS)
     assert found["seconds"] == 5.0
     assert run_cost(config, 4, records, policy_flops=5.0)["total"] == 2 * found["total"]  # every second update has a record
+    config["telemetry.every"] = 2  # so the first update has a record only because of an anomaly
+    assert run_cost(config, 4, records, policy_flops=5.0)["training"] == 8 * (100 + 200 + 2 * 200)
 
 
 def test_what_was_not_measured_is_not_zero() -> None:

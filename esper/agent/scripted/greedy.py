@@ -72,18 +72,20 @@ class GreedyPotential(Scripted):
         }
         op_N, slot_N = most_urgent(observation, wanted)
         blueprint_N = score_NSK[np.arange(len(slot_N)), slot_N].argmax(axis=1)
-        pruned_NS = np.eye(self.spec.num_slots, dtype=np.bool_)[slot_N] & (op_N == Op.PRUNE)[:, None]
-        failed_NSK |= pruned_NS[:, :, None] & (observation.blueprints[:, :, None] == np.arange(failed_NSK.shape[2]))
         action_NH = compose(observation, self.spec, op_N, slot_N, blueprint=blueprint_N)
-        return action_NH, {"failed": torch.from_numpy(failed_NSK)}
+        return action_NH, self._after(observation, failed_NSK, action_NH)
 
     def revise(self, observation: Observation, before: State, decision: Decision, taken_NH: IntArray) -> State:
-        """Forget the blueprints that were not pruned after all; see `Revisable`."""
-        place = [Head.OP, Head.SLOT]
-        same_N = (taken_NH[:, place] == decision.action[:, place]).all(axis=1)
+        """Remember the blueprints that were pruned instead of its own; see `Revisable`."""
         earlier_NSK = before["failed"].numpy() & (step_number(observation, self.spec) > 0)[:, None, None]
-        failed_NSK = np.where(same_N[:, None, None], decision.state["failed"].numpy(), earlier_NSK)
-        return {"failed": torch.from_numpy(failed_NSK)}
+        return self._after(observation, earlier_NSK, taken_NH)
+
+    def _after(self, observation: Observation, failed_NSK: BoolArray, action_NH: IntArray) -> State:
+        """Return the blueprints that have failed after these actions."""
+        pruned_NS = np.arange(self.spec.num_slots) == action_NH[:, Head.SLOT, None]
+        pruned_NS &= (action_NH[:, Head.OP] == Op.PRUNE)[:, None]
+        blueprint_NSK = observation.blueprints[:, :, None] == np.arange(failed_NSK.shape[2])
+        return {"failed": torch.from_numpy(failed_NSK | (pruned_NS[:, :, None] & blueprint_NSK))}
 
     def _scores(self, observation: Observation, failed_NSK: BoolArray, step_N: IntArray) -> FloatArray:
         """Return the score of each slot and blueprint `[N, S, K]`, -inf where planting is illegal or the potential too small."""
@@ -91,5 +93,5 @@ class GreedyPotential(Scripted):
         offered_NK = offered(observation, self.spec)
         may_NSK = observation.legal_slots[:, Op.GERMINATE, :, None] & offered_NK[:, None] & ~failed_NSK
         may_NSK &= (potential_NSK > self.config.threshold) & (step_N >= self.config.at)[:, None, None]
-        score_NSK = potential_NSK / self.params_SK if self.config.per_parameter else potential_NSK
+        score_NSK = potential_NSK / np.maximum(self.params_SK, 1.0) if self.config.per_parameter else potential_NSK
         return np.where(may_NSK, score_NSK, -np.inf).astype(np.float32)

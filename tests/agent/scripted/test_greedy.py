@@ -2,6 +2,7 @@
 
 # N hosts, S slots, K blueprints, H heads
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -69,6 +70,11 @@ def test_it_can_rank_by_potential_per_parameter() -> None:
     tight = [[0.02, 0.03], [0.001, 0.001], [0.001, 0.001]]
     assert planted(decide(see(potential_SK=tight))) == [Op.GERMINATE, 0, 1]
     assert planted(decide(see(potential_SK=tight), per_parameter=True)) == [Op.GERMINATE, 0, 0]
+    free = replace(SPEC, seed_params=tuple((0,) * len(row) for row in SPEC.seed_params))  # as where a blueprint cannot grow
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agent = GreedyPotentialConfig(threshold=0.005, per_parameter=True).build(free, seed=0)
+        agent.act(see(potential_SK=tight), agent.start(2), is_init=np.zeros(2, np.bool_), uniform=np.zeros((2, len(Head))))
 
 
 def worth(points: float, error: float) -> dict[str, float]:
@@ -104,6 +110,13 @@ def test_a_blueprint_that_was_not_pruned_after_all_has_not_failed() -> None:
     prune, best, second = [Op.PRUNE, 1, 0], [Op.GERMINATE, 1, 0], [Op.GERMINATE, 1, 1]
     assert advised(agent, [failing, see(), see()]) == [prune, best, best]
     assert advised(agent, [failing, see(), see()], follows=[0]) == [prune, second, second]
+    held = see(legal={Op.PRUNE: [1]})  # it would keep this seed, and is overruled
+    held.blueprints[:, 1] = 0
+    waiting = agent.act(held, agent.start(2), is_init=np.zeros(2, np.bool_), uniform=np.zeros((2, len(Head))))
+    assert planted(waiting)[0] != Op.PRUNE
+    taken = np.zeros_like(waiting.action)
+    taken[:, Head.OP], taken[:, Head.SLOT] = Op.PRUNE, 1
+    assert agent.revise(held, agent.start(2), waiting, taken)["failed"][:, 1].tolist() == [[True, False]] * 2
     start = agent.start(2)
     decision = agent.act(failing, start, is_init=np.zeros(2, np.bool_), uniform=np.zeros((2, len(Head))))
     slowly = decision.action.copy()
