@@ -35,8 +35,8 @@ def find_checkpoint(path: str, key: str) -> Path:
         if best is None and from_plain(state["config"]).agent.explores:
             agent = state["config"]["choices"]["agent"]
             raise ConfigError(
-                f"{key}={path} names the best checkpoint, but agent={agent} explores in training, so its returns do not tell which "
-                f"is best: write {key}={run}, for the newest"
+                f"{key}={path} names the best checkpoint, but agent={agent} explores in training, so its returns do not tell "
+                f"which is best: write {key}={run}, for the newest"
             )
         if best is None:
             raise ConfigError(f"{key}={path} names the best checkpoint, and the run has no return yet: train at least one update")
