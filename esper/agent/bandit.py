@@ -281,12 +281,11 @@ class Bandit(Learner):
         that were made (fitted Q iteration, Ernst et al. 2005).
         """
         memory, rows = self._memory, [np.flatnonzero(self._memory.choice == choice) for choice in range(len(self.names))]
-        fit, metrics = choose(self.config.model, [(memory.seen[one], memory.going[one]) for one in rows])
         target_n, followed_n = memory.going.astype(np.float64), ~np.isnan(memory.next_seen).any(axis=1)
-        for sweep in range(1 + SWEEPS * bool(followed_n.any())):
-            if sweep:
-                later_nC = np.where(memory.next_legal[followed_n], self._predict(memory.next_seen[followed_n]), -np.inf)
-                target_n[followed_n] = memory.reward[followed_n] + memory.discount[followed_n] * later_nC.max(axis=1)
+        fit, self.models, metrics = choose(self.config.model, [(memory.seen[one], target_n[one]) for one in rows])
+        for _ in range(SWEEPS * bool(followed_n.any())):
+            later_nC = np.where(memory.next_legal[followed_n], self._predict(memory.next_seen[followed_n]), -np.inf)
+            target_n[followed_n] = memory.reward[followed_n] + memory.discount[followed_n] * later_nC.max(axis=1)
             self.models = [fit(memory.seen[one], target_n[one]) if len(one) else None for one in rows]
         metrics["decisions"] = float(len(memory.choice))
         return {f"bandit/{name}": value for name, value in metrics.items()}

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from esper.lifecycle.stages import FloatArray
 
 Float64Array = npt.NDArray[np.float64]
-Samples = tuple[FloatArray, FloatArray]
+Samples = tuple[FloatArray, FloatArray | Float64Array]
 """Features `[n, F]` and values `[n]`."""
 PENALTIES = np.logspace(-3, 4, 15)
 """Candidate penalties of ridge regressions, for features of variance 1."""
@@ -42,8 +42,9 @@ Fit = Callable[[npt.ArrayLike, npt.ArrayLike], Regression]
 """Function that fits a regression to features `[n, F]` and values `[n]`, n at least 1."""
 
 
-def choose(model: Model, samples: Sequence[Samples]) -> tuple[Fit, dict[str, float]]:
-    """Return a function that fits regressions of this kind, and metrics of how well they predict held-out samples.
+def choose(model: Model, samples: Sequence[Samples]) -> tuple[Fit, list[Regression | None], dict[str, float]]:
+    """Return a function that fits regressions of this kind, those of these samples (None where there are none), and metrics of
+    how well they predict held-out samples.
 
     All ridge regressions get the penalty with the smallest sum of leave-one-out errors. Forests (Breiman 2001) have no penalty;
     they are scored out of bag, by the trees that were not fitted to a sample.
@@ -51,14 +52,17 @@ def choose(model: Model, samples: Sequence[Samples]) -> tuple[Fit, dict[str, flo
     enough = [one for one in samples if len(one[1]) > 2]
     spread = sum(float(np.square(y - y.mean()).sum()) for _, y in enough)
     if model is Model.forest:
-        error = sum(_left_out_error(*one) for one in enough)
-        return _fit_forest, {"explained": 1 - error / spread if spread else float("nan")}
+        forests = [_fit_forest(*one, judged=len(one[1]) > 2) if len(one[1]) else None for one in samples]
+        pairs = zip(forests, samples, strict=True)
+        error = sum(float(np.square(one.oob_prediction_ - y).sum()) for one, (_, y) in pairs if one is not None and len(y) > 2)
+        return _fit_forest, forests, {"explained": 1 - error / spread if spread else float("nan")}
     penalty, error = float(PENALTIES[-1]), 0.0
     if enough:
         error_L = np.sum([left_out_errors(*one) for one in enough], axis=0)
         penalty, error = float(PENALTIES[error_L.argmin()]), float(error_L.min())
     explained = 1 - error / spread if spread else float("nan")
-    return partial(fit_ridge, penalty=penalty), {"explained": explained, "penalty": penalty}
+    fit = partial(fit_ridge, penalty=penalty)
+    return fit, [fit(*one) if len(one[1]) else None for one in samples], {"explained": explained, "penalty": penalty}
 
 
 def left_out_errors(x_nF: npt.ArrayLike, y_n: npt.ArrayLike) -> Float64Array:
@@ -92,9 +96,3 @@ def _fit_forest(x_nF: npt.ArrayLike, y_n: npt.ArrayLike, *, judged: bool = False
     return RandomForestRegressor(TREES, min_samples_leaf=LEAF, max_features=1 / 3, random_state=0, oob_score=judged).fit(
         x_nF, y_n
     )
-
-
-def _left_out_error(x_nF: FloatArray, y_n: FloatArray) -> float:
-    """Return the sum of the squared out-of-bag errors of a forest."""
-    guess_n: Float64Array = _fit_forest(x_nF, y_n, judged=True).oob_prediction_
-    return float(np.square(guess_n - y_n).sum())

@@ -15,8 +15,10 @@ def products(seed: int, count: int = 300) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(("model", "low", "high"), [(Model.ridge, -0.1, 0.05), (Model.forest, 0.4, 1.0)])
 def test_only_a_forest_predicts_products(model: Model, low: float, high: float) -> None:
     x, y = products(0)
-    fit, metrics = choose(model, [(x, y), products(1)])
+    fit, (model_of_first, _), metrics = choose(model, [(x, y), products(1)])
     new, values = products(2)
+    assert model_of_first is not None
+    assert np.array_equal(model_of_first.predict(new), fit(x, y).predict(new))
     explained = 1 - np.square(fit(x, y).predict(new) - values).mean() / values.var()
     assert low < explained < high
     assert metrics["explained"] == pytest.approx(explained, abs=0.15), "left-out samples predict new ones"
@@ -25,7 +27,9 @@ def test_only_a_forest_predicts_products(model: Model, low: float, high: float) 
 
 @pytest.mark.parametrize("model", Model)
 def test_a_constant_and_a_single_sample_are_predicted(model: Model) -> None:
-    fit, metrics = choose(model, [(np.ones((1, 2), np.float32), np.array([5.0], np.float32))])
+    none = np.ones((0, 2), np.float32), np.zeros(0, np.float32)
+    fit, models, metrics = choose(model, [(np.ones((1, 2), np.float32), np.array([5.0], np.float32)), none])
+    assert [one is None for one in models] == [False, True]
     assert fit([[1.0, 2.0]], [5.0]).predict([[9.0, 9.0]]) == pytest.approx(5.0)
     assert np.isnan(metrics["explained"])
 
