@@ -25,7 +25,7 @@ from esper.cli.keyvalue import show_help
 from esper.cli.overrides import hydra_at_conf, plan_run, plan_sweep, quoted, unquoted
 from esper.cli.place import begin_sweep
 from esper.cli.readiness import ready
-from esper.config import Config, ConfigError
+from esper.config import ALIASES, GROUPS, MANY, Config, ConfigError
 from esper.env.actions import ActionError
 from esper.files import DiskError, FileError
 from esper.memory import memory_shortage
@@ -225,6 +225,22 @@ def load_recorded(folder: Path) -> bool:
     return state is not None
 
 
+def choices_of_run(overrides: Sequence[str]) -> list[str]:
+    """Return the choices of groups that a command which resumes a run leaves out, as overrides: a key belongs to the option that
+    the run has, not to the default. Empty for other commands, and if there is no run.
+
+    Raises:
+        CheckpointError: the run cannot be read.
+    """
+    given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
+    state = load_newest(Path(unquoted(given["resume"]))) if given.get("resume") else None
+    if state is None:
+        return []
+    chosen, named = state["config"]["choices"], {ALIASES.get(key, key) for key in given}
+    groups = dict.fromkeys(group for key in given if "." in key and (group := key.split(".")[0]) in GROUPS and group not in named)
+    return [f"{group}=[{','.join(chosen[group])}]" if group in MANY else f"{group}={chosen[group]}" for group in groups]
+
+
 def run(main: Callable[[], object]) -> None:
     """Run a `hydra.main` command with the overrides of the command line.
 
@@ -238,6 +254,7 @@ def run(main: Callable[[], object]) -> None:
         load_parts(args.overrides)
         _check_sweep(args.overrides, many=args.multirun or "hydra.mode=MULTIRUN" in args.overrides)
         failures.arguments[:] = [*multirun[:1], *typed]
+        typed += choices_of_run(args.overrides)
         sys.argv[1:] = [*multirun[:1], *spelled_out(typed)]
         args = flags.parse(sys.argv[1:])
         if args.help:

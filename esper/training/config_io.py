@@ -15,6 +15,8 @@ ADDED = {"cluster": "local"}
 """Groups that runs of earlier versions lack, with the option that does what they did."""
 CHANGEABLE = ("updates", "resume", "telemetry", "checkpoints", "plugins")
 """Root keys that may change when a run is resumed: they do not affect what was learned."""
+PLACES = ("task.file", "task.folder", "task.root")
+"""Keys of where the data lies. They may change, too: a run resumes on the same data only, wherever that is."""
 
 
 def to_plain(config: Config) -> dict[str, Any]:
@@ -89,7 +91,8 @@ def differences(saved: Config, asked: Config) -> dict[str, Any]:
     """Return the keys in which two configs differ and that a resumed run may not change, with the saved values; of groups with
     another option, only the option."""
     a, b = flat(to_plain(saved)), flat(to_plain(asked))
-    found = {key: a.get(key) for key in a | b if a.get(key) != b.get(key) and key.split(".")[0] not in CHANGEABLE}
+    free = (*CHANGEABLE, *PLACES)
+    found = {key: a.get(key) for key in a | b if a.get(key) != b.get(key) and not {key, key.split(".")[0]} & {*free}}
     return {key: value for key, value in found.items() if "." not in key or key.split(".")[0] not in found} or found
 
 
@@ -107,7 +110,8 @@ def dotted(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
-    """Return the config of a resumed run: the saved one with the permitted changes. Overrides that change nothing are permitted.
+    """Return the config of a resumed run: the saved one with the permitted changes. Overrides that repeat what the run has are
+    permitted; of a group, that is its option, whatever keys of it the run had changed.
 
     Args:
         saved: the config in the run's checkpoint.
@@ -118,26 +122,30 @@ def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
         ConfigError: an override asks for a change that is not permitted.
     """
     roots = [root_key(override) for override in overrides]
+    keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
     before, now = flat(to_plain(saved)), flat(to_plain(asked))
     unlike = differences(saved, asked)
-    for root, override in zip(roots, overrides, strict=True):
-        if root in CHANGEABLE:
+    for root, name, override in zip(roots, keys, overrides, strict=True):
+        if root in CHANGEABLE or name in PLACES:
             continue
-        group = ALIASES.get(root, root)
-        part = [key for key in now | before if key.split(".")[0] == group and now.get(key) != before.get(key)]
-        if not hasattr(saved, group):  # such as experiment, which sets keys of several groups
+        asks = ALIASES.get(name, name)
+        part = [key for key in now | before if f"{key}.".startswith(f"{asks}.") and now.get(key) != before.get(key)]
+        if asks in GROUPS:
+            part = [key for key in part if key == asks]
+        elif not hasattr(saved, root):  # such as experiment, which sets keys of several groups
             part = [*unlike]
         if part:
             key, free = part[0], ", ".join(key for key in CHANGEABLE if key != "resume")
             raise ConfigError(
                 f"{override} cannot change when a run is resumed: the run has {key}={before.get(key)}, and the command asks for "
-                f"{key}={now.get(key)}; leave {override} out, repeat all overrides of the run, or start a new run (only {free} "
+                f"{key}={now.get(key)}; leave {override} out, or start a new run (only {free}, and where the data lies "
                 "can change)"
             )
     config = from_plain(to_plain(saved))
-    keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
-    for root, key in ((root, key) for root, key in zip(roots, keys, strict=True) if root in CHANGEABLE):
-        *path, last = [root] if root in keys else key.split(".")  # a key within a group changes that key alone
+    for root, key in zip(roots, keys, strict=True):
+        if root not in CHANGEABLE and key not in PLACES:
+            continue
+        *path, last = [root] if root in CHANGEABLE and root in keys else key.split(".")  # a key of a group changes that key alone
         source, target = (reduce(getattr, path, one) for one in (asked, config))
         setattr(target, last, getattr(source, last))
     if "plugins" in roots:  # one may have moved; the run needs the others, too

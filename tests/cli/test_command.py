@@ -344,3 +344,17 @@ def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Pat
     other = ["sweep=ab", *tiny, "hosts=5"]
     with pytest.raises(C.ConfigError, match=r"differs in overrides \(\[\] there, \[hosts=5\] here\)"):
         design("reward: shaped,sparse", blocks=1, root=7, common=other, plan=AnalysisPlan(looks=[10])).save(tmp_path / "mine")
+
+
+def test_keys_of_a_resumed_run_belong_to_its_options(main_here, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "old.csv").write_text("x,y\n" + "".join(f"{row},{row % 7}\n" for row in range(400)))
+    heuristic = [one for one in TINY if not one.startswith(("agent=", "updates="))] + ["agent=heuristic", "agent.patience=3"]
+    main_here(*heuristic, "updates=1", "task=table", "task.file=old.csv", "hydra.run.dir=run")
+    (tmp_path / "old.csv").rename(tmp_path / "new.csv")
+    again = ["resume=run", "agent.patience=3", "task.epoch_samples=128"]
+    main_here(*again, "updates=2", "task.file=new.csv")
+    assert "agent=heuristic" in yaml.safe_load((tmp_path / "run" / "run.json").read_text())[-1]["command"]
+    for word, refused in (("agent.patience=4", "the run has agent.patience=3"), ("task.file=old.csv", "needs old.csv in")):
+        with pytest.raises(SystemExit):
+            main_here("resume=run", "updates=3", word)
+        assert refused in capsys.readouterr().err

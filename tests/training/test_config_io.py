@@ -32,13 +32,21 @@ def test_only_some_keys_may_change_when_a_run_is_resumed():
 def test_overrides_of_a_run_may_be_repeated_when_it_is_resumed():
     words = ["experiment=healthy", "seed=7", "reward_mode=sparse", "reward.rent=0.1", "agent.clip=0.1"]
     assert resumed(config(*words), config(*words, "updates=9"), [*words, "updates=9"]) == config(*words, "updates=9")
-    with pytest.raises(
-        ConfigError,
-        match=r"reward_mode=sparse cannot .* reward\.rent=0\.1, and the command asks for reward\.rent=10",
-    ):
-        resumed(config(*words), config("reward_mode=sparse"), ["reward_mode=sparse"])
+    for one in ("reward_mode=sparse", "agent=ppo"):  # its option alone
+        assert resumed(config(*words), config(one), [one]) == config(*words)
+    with pytest.raises(ConfigError, match="the run has reward=sparse, and the command asks for reward=shaped"):
+        resumed(config(*words), config("reward=shaped"), ["reward=shaped"])
     with pytest.raises(ConfigError, match=r"has agent\.clip=0\.1, and the command asks for agent\.clip=0\.2;"):
         resumed(config(*words), config(*words[:3], "agent.clip=0.2"), ["agent.clip=0.2"])
+
+
+def test_where_the_data_lies_may_change_when_a_run_is_resumed():
+    own = ["task=image_folder", "host.kernel=1"]
+    saved, asked = config(*own, "task.folder=here"), config(*own, "task.folder=there", "task.epoch_samples=512")
+    assert resumed(saved, asked, ["task.folder=there"]) == config(*own, "task.folder=there")
+    assert not differences(saved, config(*own, "task.folder=there"))
+    with pytest.raises(ConfigError, match=r"the run has task\.epoch_samples=.*, and the command asks for task\.epoch_samples=512"):
+        resumed(saved, asked, ["task.folder=there", "task.epoch_samples=512"])
 
 
 def test_a_plain_config_of_another_version_is_refused():
