@@ -38,7 +38,7 @@ from esper.task.data import TaskError
 from esper.telemetry.text import counted
 from esper.telemetry.tracker import TrackerError
 from esper.telemetry.writers import check_writers
-from esper.training.config_io import to_plain
+from esper.training.config_io import from_plain, other_settings, to_plain
 from esper.training.resume import continued, load_newest
 from esper.training.run_folder import CHECKPOINTS, create, only_writer
 
@@ -322,6 +322,7 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
             ready(config, trains=not (many and any(folder.glob(f"**/{CHECKPOINTS}/*.pt"))), folder=None if many else folder)
             asked.append(key)
     if many and configs and not show and not any(override.startswith("sweep=") for override in overrides):
+        _refuse_another_sweep(folder, configs)
         begin_sweep(len(configs))  # sweeps of experiments and tunings count their own runs
         if (alike := len(configs) - _different(configs)) > 0:
             repeated = f"{counted(alike, 'run')} of {len(configs)} repeat another one"
@@ -331,6 +332,17 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
         aside = {"seed": 0, "policy_seed": None, "telemetry": first.telemetry, "checkpoints": first.checkpoints}
         arms = _different([replace(config, **aside) for config in configs]) if len(tasks) == 1 else 0
     return (folder if show else create(folder)), arms
+
+
+def _refuse_another_sweep(folder: Path, configs: Sequence[Config]) -> None:
+    """Raise ConfigError if the runs in a folder, in the subfolders that Hydra numbers, are not those of this sweep."""
+    for number, config in enumerate(configs):
+        state = load_newest(folder / str(number))
+        if state and (others := other_settings(from_plain(state["config"]), config)):
+            raise ConfigError(
+                f"{folder} holds another sweep, whose run {number} has {others}: choose another hydra.sweep.dir, or repeat the "
+                "command of that sweep"
+            )
 
 
 def _elsewhere(overrides: Sequence[str]) -> bool:

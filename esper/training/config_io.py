@@ -18,6 +18,9 @@ CHANGEABLE = ("updates", "resume", "telemetry", "checkpoints", "plugins")
 PLACES = ("task.file", "task.folder", "task.root")
 """Keys of where the data lies. They may change, too: a run resumes on the same data only, wherever that is."""
 
+MOST_NAMED = 3
+"""Most settings that an error names."""
+
 
 def to_plain(config: Config) -> dict[str, Any]:
     """Return the config as primitives.
@@ -94,6 +97,13 @@ def differences(saved: Config, asked: Config) -> dict[str, Any]:
     free = (*CHANGEABLE, *PLACES)
     found = {key: a.get(key) for key in a | b if a.get(key) != b.get(key) and not {key, key.split(".")[0]} & {*free}}
     return {key: value for key, value in found.items() if "." not in key or key.split(".")[0] not in found} or found
+
+
+def other_settings(saved: Config, asked: Config) -> str:
+    """Return the first `differences` in words; empty if there are none."""
+    found = differences(saved, asked)
+    named = ", ".join(f"{key}={value}" for key, value in [*found.items()][:MOST_NAMED])
+    return f"{named} and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else named
 
 
 def flat(plain: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from esper.telemetry.config import Telemetry
 from esper.telemetry.drift import GradientDrift
 from esper.telemetry.tags import in_terms_of, measured
 from esper.telemetry.text import counted
-from esper.training.config_io import differences, flat, from_plain, to_plain
+from esper.training.config_io import flat, from_plain, other_settings, to_plain
 from esper.training.decision_log import decisions
 from esper.training.environment import build_env
 from esper.training.estimate import estimate
@@ -41,9 +41,6 @@ from esper.training.run_folder import CHECKPOINTS, only_writer
 from esper.training.trace import Trace
 from esper.training.trained_agent import teacher_of
 from esper.training.tune_shards import tuned
-
-MOST_NAMED = 3
-"""Most settings that an error names."""
 
 
 class Trainer:
@@ -278,12 +275,8 @@ class Trainer:
             self.checkpoints.save(self.state_dict(), self.update)
             return
         state = load_run(newest)
-        if differs := differences(from_plain(state["config"]), self.config):
-            kept = ", ".join(f"{key}={value}" for key, value in [*differs.items()][:MOST_NAMED])
-            more = f" and {len(differs) - MOST_NAMED} more" if len(differs) > MOST_NAMED else ""
-            raise ConfigError(
-                f"{self.folder} holds a run with other settings ({kept}{more}): choose another folder, or use these"
-            )
+        if others := other_settings(from_plain(state["config"]), self.config):
+            raise ConfigError(f"{self.folder} holds a run with other settings ({others}): choose another folder, or use these")
         check_data(state, self.env.hparams())
         warn_of_changed_parts(self.folder)
         with entries(newest):

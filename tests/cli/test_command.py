@@ -358,3 +358,12 @@ def test_keys_of_a_resumed_run_belong_to_its_options(main_here, tmp_path: Path, 
         with pytest.raises(SystemExit):
             main_here("resume=run", "updates=3", word)
         assert refused in capsys.readouterr().err
+
+
+def test_a_sweep_in_the_folder_of_another_starts_no_run(main_here, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main_here("-m", "reward=shaped,sparse", *TINY, "hydra.sweep.dir=s")
+    with pytest.raises(SystemExit):
+        main_here("-m", "reward=shaped,basic,online", *TINY, "hydra.sweep.dir=s")
+    assert "s holds another sweep, whose run 1 has reward=sparse: choose another hydra.sweep.dir" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "s").iterdir() if path.is_dir()) == ["0", "1"]
+    main_here("-m", "reward=shaped,sparse", *TINY, "updates=3", "hydra.sweep.dir=s")

@@ -45,7 +45,7 @@ def test_where_the_data_lies_may_change_when_a_run_is_resumed():
     saved, asked = config(*own, "task.folder=here"), config(*own, "task.folder=there", "task.epoch_samples=512")
     assert resumed(saved, asked, ["task.folder=there"]) == config(*own, "task.folder=there")
     assert not differences(saved, config(*own, "task.folder=there"))
-    with pytest.raises(ConfigError, match=r"the run has task\.epoch_samples=.*, and the command asks for task\.epoch_samples=512"):
+    with pytest.raises(ConfigError, match=r"the run has task\.epoch_samples=.* asks for task\.epoch_samples=512"):
         resumed(saved, asked, ["task.folder=there", "task.epoch_samples=512"])
 
 
