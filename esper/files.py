@@ -9,6 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of the errors of a full disk."""
+
 
 class FileError(ValueError):
     """A file of a run is damaged. The message is one sentence that names the file and the remedy."""
@@ -24,7 +27,7 @@ class DiskError(OSError):
 
 
 def _remedy(number: int | None) -> str:
-    if number in (errno.ENOSPC, errno.EDQUOT):
+    if number in FULL:
         return "free some space"
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "choose a writable folder"

@@ -22,6 +22,7 @@ from esper.cli.overrides import typed_as
 from esper.cli.place import place_of
 from esper.cli.readiness import ready
 from esper.config import CONF, Config, typed
+from esper.files import FULL, DiskError
 from esper.lab.launch import end_with_parent, run_context
 from esper.memory import memory_shortage
 from esper.notices import StatusLine, listen
@@ -83,6 +84,10 @@ def train(cfg: DictConfig) -> None:
         except SeedError as error:  # a bug in a blueprint: the traceback shows where
             traceback.print_exception(error.__cause__)
             end(1, f"{error}; all earlier updates are saved: fix the blueprint, and {remedy}")
+        except DiskError as error:
+            if error.errno not in FULL or not any((folder / CHECKPOINTS).glob("*.pt")):
+                raise
+            end(2, f"{error}; then {remedy}")
         except Exception as error:
             shortage = memory_shortage(error)
             if shortage is None or not any((folder / CHECKPOINTS).glob("*.pt")):

@@ -1,6 +1,7 @@
 """Writer of TensorBoard events."""
 
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,21 @@ def _described(tag: str, value: float) -> Any:
     return protocol.Summary(value=[protocol.Summary.Value(tag=tag, simple_value=value, metadata=about)])
 
 
+class _ExceptHook:
+    """A `threading.excepthook` that prints no traceback for TensorBoard's thread if the disk is full: the next flush raises that
+    error again."""
+
+    def __init__(self) -> None:
+        self.before = threading.excepthook
+
+    def __call__(self, given: threading.ExceptHookArgs) -> None:
+        if not (isinstance(given.exc_value, OSError) and type(given.thread).__module__.startswith("tensorboard.")):
+            self.before(given)
+
+
+_excepthook = _ExceptHook()
+
+
 @dataclass(kw_only=True, slots=True)
 class TensorBoardConfig(WriterConfig):
     """TensorBoard events in `tensorboard/` in the run's folder."""
@@ -111,6 +127,9 @@ class TensorBoardWriter(Writer):
         """Metrics whose description was written, with their first value."""
         with disk(f"write TensorBoard events to {folder}"):
             self._writer = SummaryWriter(str(folder), purge_step=resume_update + 1)
+        if threading.excepthook is not _excepthook:
+            _excepthook.before = threading.excepthook
+            threading.excepthook = _excepthook
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         self._hparams = dict(hparams)

@@ -264,7 +264,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("kind", [JsonlWriter, TensorBoardWriter])
 def test_a_full_disk(small_disk: Path, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # TensorBoard's own thread prints a traceback too
+    printed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)  # TensorBoard writes in a thread of its own
     writer = kind(small_disk / "out")
 
     def fill() -> None:
@@ -275,6 +276,11 @@ def test_a_full_disk(small_disk: Path, kind: Any, monkeypatch: pytest.MonkeyPatc
         fill()
     assert str(small_disk / "out") in str(error.value)
     assert "no space left on device; free some space" in str(error.value)
+    assert not printed
+    other = threading.Thread(target=lambda: 1 / 0)
+    other.start()
+    other.join()
+    assert len(printed) == 1, "errors of other threads are printed"
     if kind is JsonlWriter:
         writer.close()
         assert (small_disk / "out" / "metrics.jsonl").read_bytes().endswith(b"}\n")
