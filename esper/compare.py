@@ -28,7 +28,7 @@ from esper.config import ConfigError
 from esper.lab.looks import agreed, planned, record_look
 from esper.lab.outcomes import OUTCOMES, CompareConfig
 from esper.plugins import split_plugins
-from esper.training.run_folder import writing_reports
+from esper.training.run_folder import check_writable, writing_reports
 
 
 def parse(arguments: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
@@ -86,6 +86,7 @@ def main(arguments: list[str]) -> None:
         except ImportError as error:
             remedy = "install the extra compare, as in pip install -e '.[compare]'"
             raise ConfigError(f"comparisons need {error.name}, which is not installed: {remedy}") from error
+        check_writable(folders[0])
         said: list[str] = []
 
         def log(lines: str) -> None:

@@ -28,7 +28,7 @@ from esper.agent.best_of_random import Times
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import help_of, read_overrides, show_help
 from esper.cli.overrides import config_of
-from esper.cli.transfer import TRANSFERABLE, is_run_override
+from esper.cli.transfer import TRANSFERABLE, check_transferable, is_run_override
 from esper.config import ConfigError, standalone_agents, unknown_controller
 from esper.evaluation.held_out import POLICIES, REPLAY, Evaluation
 from esper.evaluation.journal import LATENCY, Journal
@@ -44,7 +44,7 @@ from esper.telemetry.text import counted
 from esper.training.config_io import to_plain
 from esper.training.provenance import versions
 from esper.training.resume import find_checkpoint, may_hold_checkpoint, run_of
-from esper.training.run_folder import CHECKPOINTS, PAGE, writing_reports
+from esper.training.run_folder import CHECKPOINTS, PAGE, check_writable, writing_reports
 
 
 @dataclass(kw_only=True, slots=True)
@@ -154,8 +154,9 @@ def main(arguments: list[str]) -> None:
         asked = parse([argument for argument in arguments if not is_run_override(argument)])
         if may_hold_checkpoint(asked.checkpoint):
             rehearsal.end(shows=True)
-        find_checkpoint(asked.checkpoint, "checkpoint")  # its errors come before any line about progress
         overrides = [argument for argument in arguments if is_run_override(argument)]
+        check_transferable(overrides)  # errors come before any line about progress
+        check_writable(run_of(find_checkpoint(asked.checkpoint, "checkpoint")))
         with heard_by(StatusLine(sys.stderr)):
             notice(f"building {asked.hosts} held-out hosts")
             evaluation = Evaluation.load(

@@ -16,7 +16,7 @@ if __name__ == "__main__":
 
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import help_of, read_overrides, show_help
-from esper.cli.transfer import TRANSFERABLE, is_run_override, slug
+from esper.cli.transfer import TRANSFERABLE, check_transferable, is_run_override, slug
 from esper.config import ConfigError, standalone_agents, unknown_controller
 from esper.evaluation.bundle import export_program, write_bundle
 from esper.evaluation.exported import FORMATS, write
@@ -25,8 +25,8 @@ from esper.evaluation.regrow import regrow
 from esper.notices import StatusLine, heard_by, notice
 from esper.ranges import check_ranges
 from esper.training.config_io import from_plain
-from esper.training.resume import load_found, may_hold_checkpoint, run_of
-from esper.training.run_folder import CHECKPOINTS, EXPORT, files_of, writing_reports
+from esper.training.resume import find_checkpoint, load_found, may_hold_checkpoint, run_of
+from esper.training.run_folder import CHECKPOINTS, EXPORT, check_writable, files_of, writing_reports
 
 POLICY = "policy"
 """Format of the controller itself."""
@@ -85,6 +85,8 @@ def main(arguments: list[str]) -> None:
                 notice("writing the policy")
                 write_policy(asked.checkpoint)
                 return
+            check_transferable(overrides)
+            check_writable(run_of(find_checkpoint(asked.checkpoint, "checkpoint")))
             notice("growing the host once more")
             grown = regrow(
                 asked.checkpoint,
@@ -114,6 +116,7 @@ def write_policy(checkpoint: str) -> None:
     """Write the policy of a run, and print where."""
     path, state, _ = load_found(checkpoint, "checkpoint")
     run = run_of(path)
+    check_writable(run)
     with writing_reports(run):
         folder = run / EXPORT / f"policy_{state['update']:06d}"
         write_bundle(path, state, folder)

@@ -13,6 +13,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """Numbers of the errors of a full disk."""
 
 
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Numbers of the errors of a folder that may not be written to."""
+
+
 class FileError(ValueError):
     """A file of a run is damaged. The message is one sentence that names the file and the remedy."""
 
@@ -29,7 +33,7 @@ class DiskError(OSError):
 def _remedy(number: int | None) -> str:
     if number in FULL:
         return "free some space"
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if number in READ_ONLY:
         return "choose a writable folder"
     if number == errno.ENOENT:
         return "restore the folder, or start a new run"

@@ -88,18 +88,23 @@ def transferred(saved: Config, overrides: list[str]) -> Config:
     return config
 
 
-def fitted(saved: Config, overrides: list[str]) -> Config:
-    """Return the config of a run with overrides, without checking this machine.
-
-    Raises:
-        ConfigError: an override asks for a change that is not permitted, or does not fit.
-    """
+def check_transferable(overrides: Iterable[str]) -> None:
+    """Raise ConfigError if an override asks for a change that no evaluation permits."""
     for override in overrides:
         key = root_key(override)
         if key in _REFUSED:
             raise ConfigError(f"{override} cannot be changed in an evaluation, since {_REFUSED[key]}")
         if override[:1] in "+~" or key == "hydra":
             raise ConfigError(f"{override} cannot be given to an evaluation: write key=value, as in task=mnist5k or steps=40")
+
+
+def fitted(saved: Config, overrides: list[str]) -> Config:
+    """Return the config of a run with overrides, without checking this machine.
+
+    Raises:
+        ConfigError: an override asks for a change that is not permitted, or does not fit.
+    """
+    check_transferable(overrides)
     acting = copy(saved)
     acting.agent = saved.agent.acting()
     config = check_over(acting, overrides)

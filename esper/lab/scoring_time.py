@@ -52,7 +52,9 @@ def before(found: Design) -> str:
 
 
 def after(found: Design, folder: Path) -> str:
-    """Return the line about scoring that is printed after the last run."""
+    """Return the line about scoring that is printed after the last run; empty if the policies were scored before."""
+    if all(any((folder / cell.folder).glob("scored_*.json")) for cell in found.cells):
+        return ""
     # The median, as the first update of a process is slower.
     epochs, grown = {arm: host_epochs(found, config) for arm, config in configs_of(found).items()}, 0.0
     for cell in found.cells:
@@ -60,4 +62,5 @@ def after(found: Design, folder: Path) -> str:
         speeds = [record["time/host_epochs_per_second"] for record in read_records(path)] if path.exists() else []
         grown += BUILDING + epochs[cell.arm] / median(speeds) if speeds else 0.0
     time = f"about {duration(grown)}" if grown else "a while"
-    return f"it first scores the policies, once, which takes {time}; workers=N scores N at a time"
+    more = ", without the baselines" if found.plan.baselines else ""
+    return f"it first scores the policies, once, which takes {time}{more}; workers=N scores N at a time"

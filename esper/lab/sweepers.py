@@ -154,7 +154,8 @@ class BlockSweeper(CellSweeper):
             results = self.run_cells(f"{len(design.arms)} arms x {counted(design.blocks, 'block')}", design.cells)
             end_if_failed(results, self.folder)
             print(f"compare them with: python -m esper.compare {shlex.quote(str(self.folder))}")
-            print(scoring_time.after(design, self.folder), flush=True)
+            if line := scoring_time.after(design, self.folder):
+                print(line, flush=True)
         return [results]
 
 

@@ -100,12 +100,20 @@ def no_checkpoint(folder: str | Path) -> str:
     """Return why a folder without checkpoints cannot be used, with the remedy."""
     if not Path(folder).exists():
         beside = (path for path in sorted(Path(folder).parent.glob("*")) if path.is_dir())
-        near = [str(path) for path in beside if (path / CHECKPOINTS).is_dir() or any(path.glob("*.pt"))]
-        return f"{folder} does not exist: name the folder that esper.train printed{did_you_mean(str(folder), near)}"
+        near = [path.name for path in beside if (path / CHECKPOINTS).is_dir() or any(path.glob("*.pt"))]
+        meant = did_you_mean(Path(folder).name, near)
+        if meant and (parent := str(Path(folder).parent)) != ".":
+            meant = meant.replace("did you mean ", f"did you mean {parent}/")
+        return f"{folder} does not exist: name the folder that esper.train printed{meant}"
     if Path(folder, ".hydra").is_dir():
         return f"{folder} holds a run that ended before it saved anything: start it again"
     if Path(folder, "multirun.yaml").exists():
-        return f"{folder} holds several runs: name one of them, or repeat the command of the sweep with hydra.sweep.dir={folder}"
+        runs = sorted(path.parent for path in Path(folder).glob(f"*/{CHECKPOINTS}"))
+        such = f", such as {runs[0]}" if runs else ""
+        return (
+            f"{folder} holds several runs: name one of them{such}; to continue all, repeat the command of the sweep with "
+            f"hydra.sweep.dir={folder}"
+        )
     return f"{folder} holds no checkpoint: name the folder that esper.train printed"
 
 

@@ -1,15 +1,17 @@
 """Folders of runs and sweeps: each has a name of its own, and only one process at a time writes there."""
 
+import shlex
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from shutil import rmtree
+from tempfile import TemporaryFile
 
 from filelock import FileLock, Timeout
 
 from esper.config import ConfigError
-from esper.files import disk
+from esper.files import READ_ONLY, DiskError, disk
 
 LOCK = ".lock"
 """File in a folder on which the process that writes there holds a lock. The system releases it when the process ends, however
@@ -106,6 +108,7 @@ def writing_reports(folder: Path) -> Generator[None]:
     Raises:
         DiskError: the folder cannot be written to.
     """
+    check_writable(folder)
     with disk(f"write into {folder}"):
         lock = FileLock(folder / REPORTS_LOCK)
         lock.acquire()
@@ -113,6 +116,16 @@ def writing_reports(folder: Path) -> Generator[None]:
         yield
     finally:
         lock.release()
+
+
+def check_writable(folder: Path) -> None:
+    """Raise DiskError if nothing can be written into the folder of a run, before work whose results go there."""
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        copied = f"copy it to where you can write, as in cp -r {shlex.quote(str(folder))} ., and name the copy"
+        raise DiskError(f"write into {folder}", error, copied if error.errno in READ_ONLY else "") from error
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -25,3 +25,8 @@ def test_scoring_takes_as_long_as_growing_as_many_hosts_in_training(tmp_path: Pa
         (folder / "times.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     # 2 x 10 hosts of 20 epochs at 40 per second, and 10 at 80, and a second to build them; the first update of a process is slow
     assert "which takes about 14 s;" in after(found, tmp_path)
+    planned = replace(found, plan=replace(plan, baselines=["wait"]))
+    assert "which takes about 14 s, without the baselines; workers" in after(planned, tmp_path)
+    for cell in found.cells:
+        (tmp_path / cell.folder / "scored_000003_10_hosts.json").touch()
+    assert after(found, tmp_path) == ""

@@ -203,3 +203,4 @@ def test_a_missing_folder_is_told_of_runs_and_policies_beside_it(tmp_path: Path)
     assert no_checkpoint(tmp_path / "run_0").endswith(f"did you mean {tmp_path / 'run_1'}?"), "run_00 is no run"
     (tmp_path / "rum_0" / "policy.pt").touch()
     assert no_checkpoint(tmp_path / "rum").endswith(f"did you mean {tmp_path / 'rum_0'}?")
+    assert no_checkpoint(tmp_path / "nothing").endswith("that esper.train printed"), "the same parent is no likeness"

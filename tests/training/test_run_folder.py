@@ -1,6 +1,8 @@
 """Folders of runs: names of their own, one writer at a time, and the record of every process."""
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from esper.config import ConfigError
+from esper.files import DiskError
 from esper.training import provenance, run_folder
 from esper.training.provenance import Provenance, code_version, read
 from esper.training.resume import check_data
@@ -140,3 +143,19 @@ def test_a_new_folder_stays_only_if_a_run_has_begun_in_it(tmp_path: Path, writte
             (folder / name).touch()
         (folder / "1").mkdir()  # Hydra's
     assert folder.exists() == kept
+
+
+def test_a_folder_that_cannot_be_written_to_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(number: int) -> None:
+        def fail(**_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("esper.training.run_folder.TemporaryFile", fail)
+
+    refuse(errno.EROFS)
+    copied = rf"cannot write into {tmp_path}: read-only file system; copy it to where you can write, as in cp -r {tmp_path} \."
+    with pytest.raises(DiskError, match=copied), writing_reports(tmp_path):
+        pass
+    refuse(errno.ENOSPC)
+    with pytest.raises(DiskError, match=r"free some space$"), writing_reports(tmp_path):
+        pass
