@@ -73,7 +73,9 @@ def status_of(folder: Path, config: Config, done: int, history: Sequence[Mapping
     state = str(history[-1].get("status", "")) if history else ""
     if state == "running" and not written_to(folder):
         state = "killed"
-    update, held_out = traced_evaluation(folder)
+    if state == "finished" and done < config.updates:  # its newest checkpoints were lost, or are damaged
+        state = "stopped"
+    update, held_out = traced_evaluation(folder, done)
     return Status(
         done=done,
         planned=config.updates,

@@ -390,3 +390,10 @@ def test_a_smaller_evaluation_hides_no_controllers(folder: Path, tmp_path: Path)
     assert "How much more was possible?" not in page
     (copy / "evaluation_000002_5_hosts_episode0.json").unlink()
     assert "How much more was possible?" in page_of(copy, hosts=0)
+
+
+def test_traces_of_a_lost_checkpoint_are_not_shown(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, copy := tmp_path / "run")
+    (copy / "checkpoints" / "checkpoint_000002.pt").write_bytes(b"damaged")
+    with pytest.warns(UserNotice, match="trying the previous"):
+        assert write_page(copy, hosts=0).status.line == "1 of 2 updates, stopped after update 1; no held-out hosts"
