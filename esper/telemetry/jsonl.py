@@ -4,12 +4,14 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from esper.files import FileError, disk, write_whole
+from esper.notices import UserNotice
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import RunInfo, Writer, WriterConfig
 from esper.telemetry.traces import Table, trace_of_update, traced_updates, write_trace
@@ -61,7 +63,8 @@ def append_whole(path: Path, content: bytes, what: str = "metrics") -> None:
 
 
 class Lines:
-    """A file with one JSON object per line, each with its update under "update"; it is created with the first."""
+    """A file with one JSON object per line, each with its update under "update"; it is created with the first. `last` is the
+    update of the last record that was there, 0 for none."""
 
     def __init__(self, path: Path, *, resume_update: int = 0) -> None:
         """
@@ -74,11 +77,13 @@ class Lines:
             FileError: a line of the file is not a record.
             DiskError: writing failed.
         """
-        self.path = path
+        self.path, self.last = path, 0
         with disk(f"write metrics to {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
-                os.truncate(path, sum(len(line) for line, record in records_of(path) if record["update"] <= resume_update))
+                kept = [(len(line), record["update"]) for line, record in records_of(path) if record["update"] <= resume_update]
+                os.truncate(path, sum(size for size, _ in kept))
+                self.last = kept[-1][1] if kept else 0
 
     def append(self, update: int, *records: Mapping[str, Any]) -> None:
         """Write records, either all of them or, if the disk is full, none."""
@@ -101,6 +106,13 @@ class JsonlWriter(Writer):
         self._metrics, self._times, self._decisions, self._events = (
             Lines(folder / f"{name}.jsonl", resume_update=resume_update) for name in names
         )
+        if self._metrics.last < self._times.last:
+            warnings.warn(
+                f"{self._metrics.path} ends with update {self._metrics.last}, but {self._times.path.name} with update "
+                f"{self._times.last}: records were lost, and esper.compare will refuse this run",
+                UserNotice,
+                stacklevel=2,
+            )
 
     def costs(self, table: Mapping[str, Any]) -> None:
         write_whole(self._costs, json.dumps(table, indent=1, allow_nan=False) + "\n")

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from esper.files import DiskError, FileError
+from esper.notices import UserNotice
 from esper.telemetry.base import Writer
 from esper.telemetry.healthy import HEALTHY
 from esper.telemetry.jsonl import JsonlWriter, changed_update, read_records
@@ -307,3 +309,16 @@ def test_metrics_are_numbers(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"update": 1, "a": {}}\n')
     with pytest.raises(FileError, match="holds a value that is not a number"):
         read_records(tmp_path / "metrics.jsonl")
+
+
+def test_lost_records_are_warned_of(tmp_path: Path) -> None:
+    writer = JsonlWriter(tmp_path)
+    for update in (1, 2):
+        writer.write(update, {ACCURACY: 1.0, "time/rollout_seconds": 1.0})
+    metrics = tmp_path / "metrics.jsonl"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        JsonlWriter(tmp_path, resume_update=2)
+    metrics.write_bytes(metrics.read_bytes()[:-5])
+    with pytest.warns(UserNotice, match=r"metrics.jsonl ends with update 1, but times.jsonl with update 2: records were lost"):
+        JsonlWriter(tmp_path, resume_update=2)
