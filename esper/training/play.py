@@ -4,12 +4,14 @@
 
 import time
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
+from torch import Tensor
 
 from esper.agent.base import Controller
-from esper.buffer.transition import Transition
-from esper.env.actions import Head
+from esper.buffer.transition import State, Transition
+from esper.env.actions import ActionError, Head
 from esper.env.base import Environment, EpisodeRecord
 from esper.env.spec import as_observation
 from esper.phases import marked
@@ -49,6 +51,7 @@ def play(
         with marked("act"):
             decision = controller.act(observation, state, is_init=is_init_N, uniform=uniform_TNH[step], greedy=greedy)
         episode.act_seconds += time.perf_counter() - asked
+        check_state(decision.state, num_hosts, controller)
         arrays, reward_N, terminated_N, _, info = env.step(decision.action)
         if record:
             transition = Transition(
@@ -74,3 +77,15 @@ def play(
     if progress:
         progress(num_steps, num_steps)
     return episode
+
+
+def check_state(state: State, num_hosts: int, controller: object) -> None:
+    """Raise ActionError if a tensor of a controller's state does not have a row for each host: they would share one."""
+    for name, value in cast(dict[str, Any], state).items():
+        shape = tuple(value.shape) if isinstance(value, Tensor) else None
+        if shape is None or shape[:1] != (num_hosts,):
+            got = f"the type {type(value).__name__}" if shape is None else f"the shape {shape}"
+            raise ActionError(
+                f"{type(controller).__name__}.act() returns a state whose {name!r} has {got}: return a tensor [N, ...], with a "
+                f"row for each of the {num_hosts} hosts"
+            )

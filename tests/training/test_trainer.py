@@ -2,18 +2,23 @@
 
 import json
 import math
+from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from esper.agent.ppo.ppo import PPO
+from esper.agent.scripted.base import Random, RandomConfig
 from esper.cli.overrides import check
+from esper.env.actions import ActionError
 from esper.measure.seed_log import seed_stats
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
 from esper.training.config_io import from_plain
 from esper.training.environment import build_env
+from esper.training.play import play
 from esper.training.trainer import Trainer
 from tests.training.small_run import collected, config, newest, same, untimed
 
@@ -117,3 +122,20 @@ def test_several_reward_modes_train_side_by_side_and_are_evaluated_by_one(tmp_pa
         assert not judged.reward.groups
         judged.close()
     assert from_plain(newest(tmp_path)["config"]) == both
+
+
+class Shared(Random):
+    """An agent whose hosts share a counter."""
+
+    def act(self, *given, **more):
+        return replace(super().act(*given, **more), state={"epochs": torch.zeros(1)})
+
+
+def test_a_state_without_a_row_for_each_host_is_refused():
+    with closing(build_env(check(["env=sandbox", "hosts=3", "agent=random"]), split=Split.TRAINING, hosts=3)) as env:
+        env.reset(options={"episode": 0})
+        shared = Shared(RandomConfig(), env.layout)
+        with pytest.raises(
+            ActionError, match=r"Shared.act\(\) returns a state whose 'epochs' has the shape \(1,\): return a tensor"
+        ):
+            play(env, shared)
