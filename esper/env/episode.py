@@ -128,9 +128,9 @@ class Episode(EpisodeRecord):
         assert self.signals is not None
         grown = f"{metrics['host/parameters_grown']:.0f} in all seeds, {kept:.0f} in fossilized ones"
         where = f"at the end of the last update, mean per host of {self.signals.host_params:,} parameters"
-        return [
-            ("parameters grown", f"{grown} {where}"),
-        ]
+        fallen = sum(count for name, count in self.tally.items() if name.startswith("rollbacks"))
+        lost = [("rollbacks", f"{fallen} in the {int(self.ops.sum())} host epochs of the last update")] if fallen else []
+        return [("parameters grown", f"{grown} {where}"), *lost]
 
     @property
     def kept_params_N(self) -> npt.NDArray[np.int64]:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -102,9 +102,14 @@ class Tuning:
         if state.get("seeds") == (earlier := draw_seeds(self.space.config.root, self.space.config.blocks)):
             self.space = replace(self.space, seeds=earlier)  # a tuning of an earlier version keeps its blocks
         if changed := [name for name, value in self._identity().items() if value != state.get(name)]:
+            name, there, here = changed[0], state.get(changed[0]), self._identity()[changed[0]]
+            if isinstance(there, dict) and isinstance(here, dict):
+                pairs = cast(dict[str, Any], there), cast(dict[str, Any], here)
+                name = next(key for key in pairs[0] | pairs[1] if pairs[0].get(key) != pairs[1].get(key))
+                there, here = (one.get(name, "not tuned") for one in pairs)
             raise ConfigError(
-                f"{self.folder} holds a tuning that differs in {changed[0]}: repeat its command, or choose another "
-                "hydra.sweep.dir"
+                f"{self.folder} holds a tuning that differs in {name} (there {there}, here {here}): repeat its command, or choose "
+                "another hydra.sweep.dir"
             )
         self.trials = trials
 

@@ -213,7 +213,7 @@ def test_the_command_that_confirms_the_best_composes(tmp_path: Path) -> None:
 
 def test_a_folder_holds_one_tuning(tmp_path: Path) -> None:
     run(tuning(tmp_path))
-    with pytest.raises(ConfigError, match="holds a tuning that differs in root"):
+    with pytest.raises(ConfigError, match=r"holds a tuning that differs in root \(there .*, here 1\): repeat its command"):
         tuning(tmp_path, root=1)
     edited = json.loads((tmp_path / FILE).read_text())
     edited["trials"][0]["gains"][0] += 1

@@ -51,6 +51,7 @@ def test_a_rollback_within_an_episode_reaches_the_learner(tmp_path, monkeypatch)
     paid_N, healthy_N = rollout.reward_TN.sum(0).numpy(), np.arange(8) != SICK
     np.testing.assert_allclose(paid_N[healthy_N], episode.return_N[healthy_N], rtol=1e-5)
     assert paid_N[SICK] < episode.return_N[SICK] < -900  # the report leaves out the potential of the snapshot
+    assert ("rollbacks", "1 in the 48 host epochs of the last update") in episode.summary()
 
     observation, given, decision = acted[FALLS + 1]
     anew = act(observation, trainer.agent.start(8), **(given | {"is_init": np.zeros(8, bool)}))
