@@ -108,8 +108,8 @@ class Tuning:
                 name = next(key for key in pairs[0] | pairs[1] if pairs[0].get(key) != pairs[1].get(key))
                 there, here = (one.get(name, "not tuned") for one in pairs)
             raise ConfigError(
-                f"{self.folder} holds a tuning that differs in {name} (there {there}, here {here}): repeat its command, or choose "
-                "another hydra.sweep.dir"
+                f"{self.folder} holds a tuning that differs in {name} (there {there}, here {here}): repeat its command, or "
+                "choose another hydra.sweep.dir"
             )
         self.trials = trials
 
