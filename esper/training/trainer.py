@@ -226,8 +226,9 @@ class Trainer:
             raise ConfigError(f"{name}.learn() returns a metric {unnamed[0]!r} without a group: name it agent/{unnamed[0]}")
         metrics["time/update_seconds"] = time.perf_counter() - begun
         if any(tag.startswith("policy/") for tag in metrics):
-            metrics |= self.drift.measure(measured(episode.metrics() | metrics))
-            self.findings = self.watch.look(self.update + 1, measured(episode.metrics() | metrics))
+            seen = episode.metrics()
+            metrics |= self.drift.measure(measured(seen | metrics))
+            self.findings = self.watch.look(self.update + 1, measured(seen | metrics))
             metrics["policy/anomalies"] = len(self.findings.present)
         return metrics
 
