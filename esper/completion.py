@@ -2,7 +2,8 @@
 
 Install it for this and all later shells with
 
-  esper completion bash > ~/.local/share/bash-completion/completions/esper     (bash, with the package bash-completion)
+  mkdir -p ~/.local/share/bash-completion/completions                          (bash, with the package bash-completion)
+  esper completion bash > ~/.local/share/bash-completion/completions/esper
   esper completion zsh > ~/.esper.zsh; echo 'source ~/.esper.zsh' >> ~/.zshrc  (zsh, after compinit)
 
 or for this shell alone with eval "$(esper completion bash)". The Tab key then completes commands, groups, options, keys, and
@@ -117,7 +118,8 @@ def table() -> Iterator[tuple[str, ...]]:
     chosen = {group: options for group, options in defaults().items() if group in GROUPS}
     late = [group for group in chosen if group in BROUGHT]  # a task decides on them
     for group in (group for group in chosen if group not in late):
-        yield from (("default", "train", f"{group}={option}") for option in chosen[group])
+        told = ("train", *(EVALUATING if group in TRANSFERABLE else ()))
+        yield from (("default", command, f"{group}={option}") for command in told for option in chosen[group])
     for name in groups()["task"]:
         yield from (("brings", f"task={name}", f"{group}={option}") for group, some in brought(name).items() for option in some)
     yield from (("esper", command) for command in (*COMMANDS, "--help", "--version"))

@@ -293,3 +293,12 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_package_offers_both() -> None:
     assert esper.make_env is make_env
     assert esper.make_vec_env is make_vec_env
+
+
+def test_a_seed_seeds_what_the_environment_draws_itself() -> None:
+    env, drawn = make_vec_env(SANDBOX, num_envs=2), []
+    for _ in range(2):
+        env.reset(seed=5)
+        drawn.append(env.np_random.integers(1000, size=3).tolist())
+    assert env.np_random_seed == 5
+    assert drawn[0] == drawn[1]

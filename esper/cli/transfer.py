@@ -36,6 +36,7 @@ DRAWS_AND_DEVICES = ("seed", "devices", "cluster")
 _REFUSED = {
     "agent": "a policy is evaluated as it was trained: leave it out, or name others to compare with in controllers",
     "env": "the policy would observe or do other things than in training: leave it out",
+    "hosts": "the number of hosts is set elsewhere: hosts= of esper.evaluate, num_envs of make_vec_env",
     **dict.fromkeys(("experiment", "sweep"), "it is a preset for training: name groups and keys, as in task=digits steps=40"),
     **dict.fromkeys(
         ("updates", "resume", "telemetry", "checkpoints", "policy_seed", "counterfactuals", "buffer"),

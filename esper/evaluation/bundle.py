@@ -77,7 +77,7 @@ def write_bundle(path: Path, state: Mapping[str, Any], out: Path, note: str = ""
     run = run_of(path)
     found = _largest_evaluation(run, evaluation.updates)
     first = next(iter(provenance.read(run / provenance.FILE)), {})
-    card = model_card(config, evaluation.updates, found, name=out.name, note=note, run=first)
+    card = model_card(config, evaluation.updates, found, name=out.resolve().name, note=note, run=first)
     out.mkdir(parents=True, exist_ok=True)
     for name in ("evaluation.json", "policy.pt2") if run.resolve() != out.resolve() else ():  # of an earlier policy
         with disk(f"remove {out / name}"):

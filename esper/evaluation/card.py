@@ -20,7 +20,7 @@ python -m esper.export checkpoint=FOLDER host=0       # a network that it grows
 ```
 
 In Python, `esper.load_policy(FOLDER)`. `config.yaml` is the configuration of its training, `observation.json` what it sees and
-decides. The folder lacks the state of the optimizer, so training cannot continue from it.
+decides. The folder lacks the state of the optimiser, so training cannot continue from it.
 """
 
 

@@ -4,10 +4,12 @@
 
 import io
 import json
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -198,15 +200,23 @@ def write(network: nn.Module, samples: Tensor, folder: Path, form: str, about: M
     missing = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        again = FORMATS[form](captured(network, samples[[0, -1]]), folder)
+        with TemporaryDirectory(dir=folder) as place:  # what is refused leaves no file, and no earlier file changed
+            again = FORMATS[form](captured(network, samples[[0, -1]]), Path(place))
+            worst = _error(network, again, samples)
+            if not worst <= TOLERANCE:
+                raise ConfigError(f"format={form} changes the outputs by a relative error of {worst:.1e}: choose another format")
+            write_whole(Path(place) / "topology.json", json.dumps(about, indent=1) + "\n")
+            for path in Path(place).iterdir():
+                os.replace(path, folder / path.name)
     except BaseException:
         if missing and not any(folder.iterdir()):
             folder.rmdir()
         raise
+    return worst
+
+
+def _error(network: nn.Module, again: Callable[[Tensor], Tensor], samples: Tensor) -> float:
+    """Return the largest relative difference of the outputs of a network, in whole batches and alone."""
     with torch.no_grad():
         pairs = [(network(part), again(part)) for part in (samples, samples[:1])]
-    worst = max(float((one - other).abs().max() / one.abs().max().clamp(min=1e-12)) for one, other in pairs)
-    if not worst <= TOLERANCE:
-        raise ConfigError(f"format={form} changes the outputs by a relative error of {worst:.1e}: choose another format")
-    write_whole(folder / "topology.json", json.dumps(about, indent=1) + "\n")
-    return worst
+    return max(float((one - other).abs().max() / one.abs().max().clamp(min=1e-12)) for one, other in pairs)

@@ -250,11 +250,11 @@ def _mark_killed(history: list[dict[str, Any]]) -> None:
 
 
 def _repeatable(command: str) -> str:
-    """Return a recorded command as it is typed for another run: without the folder, which this run has taken, and without what
-    the command added itself."""
+    """Return a recorded command as it is typed for another run: without the folder, which this run or its sweep has taken, and
+    without what the command added itself."""
     script, *arguments = shlex.split(command)
     module = f"python -m esper.{script.removesuffix('.py')}" if script == "train.py" else script
-    ours = ("hydra.run.dir=", "hydra.output_subdir=")
+    ours = ("hydra.run.dir=", "hydra.sweep.dir=", "hydra.output_subdir=")
     return " ".join([module, *(shlex.quote(one) for one in arguments if not one.startswith(ours))])
 
 

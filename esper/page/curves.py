@@ -134,4 +134,4 @@ def short(value: float) -> str:
     """Return a number with three digits, or two of a tiny one."""
     if 0 < abs(value) < 1e-3:
         return f"{value:.1e}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"

@@ -209,10 +209,10 @@ def _drawn(found: Sequence[tuple[int, float | None]]) -> str:
     known = sorted(chance for _, chance in found if chance is not None)
     if not known or len(known) < len(found):
         return ""
-    low, high = (f"{100 * chance:.2g}" for chance in (known[0], known[-1]))
+    low, high = (percent(chance) for chance in (known[0], known[-1]))
     if len(known) == 1:
-        return f"; that action had a probability of {low} %"
-    return f"; these actions had probabilities of {low}{f' to {high}' if low != high else ''} %"
+        return f"; that action had a probability of {low}"
+    return f"; these actions had probabilities of {f'{low} to ' if low != high else ''}{high}"
 
 
 def rollbacks(records: Sequence[Mapping[str, float]]) -> str:

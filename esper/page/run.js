@@ -303,7 +303,7 @@ function drawScatter() {
   for (const y of rows) svg.append(make("line", { x1: 40, x2: 370, y1: Y(y), y2: Y(y), class: "axis" }), make("text", { x: 36, y: Y(y) + 4, "text-anchor": "end", class: "faint" }, format(y, 3)));
   for (const x of decades(x0, x1)) svg.append(make("line", { x1: X(x), x2: X(x), y1: 200, y2: 205, class: "tick" }),
     make("text", { x: X(x), y: 218, "text-anchor": "middle", class: "faint" }, Math.abs(x) > 3 ? `1e${x}` : format(10 ** x, 1)));
-  svg.append(make("text", { x: 205, y: 238, "text-anchor": "middle", class: "faint" }, "growth potential at planting [nats per unit of learning rate]"),
+  svg.append(make("text", { x: 205, y: 238, "text-anchor": "middle", class: "faint" }, `growth potential at planting [${SCORE === "accuracy" ? "nats" : "loss"} per unit of learning rate]`),
     make("text", { x: 2, y: 10, class: "faint" }, "contribution [pp]"));
   dots.forEach((one, i) => {
     const shade = SHADES[names.indexOf(one.blueprint) % SHADES.length], [x, y] = [X(xs[i]), Y(ys[i])];

@@ -87,7 +87,7 @@ def read_table(path: Path) -> tuple[list[str], list[list[str]]]:
         text = path.read_text(encoding="utf-8")
     delimiter = text.removeprefix("update")[:1] if text.startswith("update") else ""
     whole = text[: text.rfind("\n") + 1]
-    if not delimiter.strip("\n"):
+    if not delimiter.strip("\n") or not whole:
         head, rows = whole.split(), list[list[str]]()
     else:
         head, *rows = csv.reader(io.StringIO(whole), delimiter=delimiter)

@@ -103,7 +103,7 @@ HEALTHY: dict[str, str] = {
     "seeds_contribution_removed/*": "Below that of seeds that stayed. As high: seeds that helped were thrown away.",
     "reward/*": "No range. Compare terms with one another: the largest decides what the policy learns.",
     "mode/*": "No range. Compare a mode with itself: modes pay in different units.",
-    "audit/seed_epochs": "At least 64, or the three shares below rest on few measurements.",
+    "audit/seed_epochs": "At least 64; with fewer, `audit/attribution_ratio` and `audit/ransomware` are not checked.",
     "audit/attribution_ratio": "Below 0.1. Above 0.25 (anomaly): seeds are paid for more than hosts gained.",
     "audit/ransomware": "Below 0.1. Above 0.25 (anomaly): hosts depend on seeds that left them worse.",
     "audit/shaped_ratio": "0 without shaping, about 1.8 with reward=shaped, where terms cancel. Compare runs of one reward.",

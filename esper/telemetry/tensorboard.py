@@ -12,7 +12,7 @@ from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer, WriterConfig
 from esper.telemetry.healthy import HEALTHY
 from esper.telemetry.pictures import timeline, topology, values_of
-from esper.telemetry.tags import PHASES, STAGES, metric
+from esper.telemetry.tags import PHASES, STAGES, in_terms_of, metric
 from esper.telemetry.traces import Table, slots_of
 
 HPARAM_METRICS = {
@@ -57,25 +57,29 @@ DASHBOARDS = {
 """Charts of each dashboard on the page "Custom scalars", by regular expressions of tags."""
 
 
-def dashboards(tags: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
-    """Return the charts of each dashboard that show at least one of these tags."""
+def dashboards(tags: Iterable[str], score: str = "accuracy") -> dict[str, dict[str, list[Any]]]:
+    """Return the charts of each dashboard that show at least one of these tags, named in terms of the hosts' score."""
     there = list(tags)
 
     def shown(chart: list[Any]) -> bool:
         return any(re.match(pattern, tag) for pattern in chart[1] for tag in there)
 
-    kept = {title: {name: chart for name, chart in charts.items() if shown(chart)} for title, charts in DASHBOARDS.items()}
+    kept = {
+        title: {in_terms_of(score, name): chart for name, chart in charts.items() if shown(chart)}
+        for title, charts in DASHBOARDS.items()
+    }
     return {title: charts for title, charts in kept.items() if charts}
 
 
-def _described(tag: str, value: float) -> Any:
+def _described(tag: str, value: float, score: str) -> Any:
     """Return a scalar with its meaning and its values in a healthy run, which TensorBoard shows beside its chart."""
     from tensorboard.compat.proto import summary_pb2
 
     protocol = cast(Any, summary_pb2)
     row = metric(tag)
-    text = f"{row.meaning}{f' [{row.unit}]' if row.unit not in ('1', 'count') else ''}"
-    text += f"\n\nHealthy: {HEALTHY[row.tag]}"
+    unit = "unit of the loss" if tag == "host/loss" and score != "accuracy" else row.unit
+    text = f"{row.meaning}{f' [{unit}]' if unit not in ('1', 'count') else ''}"
+    text = in_terms_of(score, f"{text}\n\nHealthy: {HEALTHY[row.tag]}")
     plugin = protocol.SummaryMetadata.PluginData(plugin_name="scalars")
     about = protocol.SummaryMetadata(summary_description=text, plugin_data=plugin, data_class="DATA_CLASS_SCALAR")
     return protocol.Summary(value=[protocol.Summary.Value(tag=tag, simple_value=value, metadata=about)])
@@ -101,26 +105,27 @@ class TensorBoardConfig(WriterConfig):
     """TensorBoard events in `tensorboard/` in the run's folder."""
 
     def build(self, run: RunInfo) -> "TensorBoardWriter":
-        return TensorBoardWriter(run.folder / "tensorboard", resume_update=run.resume_update)
+        return TensorBoardWriter(run.folder / "tensorboard", resume_update=run.resume_update, score=run.score)
 
 
 class TensorBoardWriter(Writer):
     """Writes scalars by tag, five dashboards of them, the hyperparameters of the run with its results, a card that describes the
     run, and of each trace pictures and histograms."""
 
-    def __init__(self, folder: Path, *, resume_update: int = 0) -> None:
+    def __init__(self, folder: Path, *, resume_update: int = 0, score: str = "accuracy") -> None:
         """Open an event file.
 
         Args:
             folder: folder of the event files, created if missing.
             resume_update: number of updates in the resumed state; TensorBoard drops later events.
+            score: name of the hosts' score.
 
         Raises:
             DiskError: writing failed.
         """
         from torch.utils.tensorboard import SummaryWriter  # late: runs without this writer do not need it
 
-        self.folder = folder
+        self.folder, self._score = folder, score
         self._open = True
         self._hparams: dict[str, Hparam] = {}
         self._described = set[str]()
@@ -139,7 +144,7 @@ class TensorBoardWriter(Writer):
 
     def expect(self, tags: Sequence[str]) -> None:
         with disk(f"write TensorBoard events to {self.folder}"):
-            self._writer.add_custom_scalars(dashboards(tags))  # TensorBoard takes the first layout alone
+            self._writer.add_custom_scalars(dashboards(tags, self._score))  # TensorBoard takes the first layout alone
 
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
         with disk(f"write TensorBoard events to {self.folder}"):
@@ -149,7 +154,7 @@ class TensorBoardWriter(Writer):
                     self._writer.add_scalar(tag, value, update)
                 else:
                     self._described.add(tag)
-                    cast(Any, self._writer)._get_file_writer().add_summary(_described(tag, value), update)
+                    cast(Any, self._writer)._get_file_writer().add_summary(_described(tag, value, self._score), update)
             # A resumed run cannot restore what was lost in memory; an update takes seconds, a flush far less.
             self._writer.flush()
 

@@ -6,6 +6,7 @@ many updates that has.
 """
 
 import json
+import shlex
 import time
 import warnings
 from collections import deque
@@ -273,7 +274,7 @@ class Tracker(Writer):
         lacking = [update for _, update in self._jobs if update]
         if self._jobs:
             what = _range(lacking[0], lacking[-1]) if lacking else "the summary of the run"
-            remedy = f"resume={self.run.folder} sends it when {self.library} works"
+            remedy = f"{shlex.quote(f'resume={self.run.folder}')} sends it when {self.library} works"
             warnings.warn(f"{self.library} lacks {what}, which the files of the run have: {remedy}", UserNotice, stacklevel=2)
         try:
             self.end(finished=self._finished)

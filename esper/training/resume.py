@@ -1,5 +1,6 @@
 """Resuming a run: its newest checkpoint, and its config with the changes that the command asks for."""
 
+import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -112,7 +113,7 @@ def no_checkpoint(folder: str | Path) -> str:
         such = f", such as {runs[0]}" if runs else ""
         return (
             f"{folder} holds several runs: name one of them{such}; to continue all, repeat the command of the sweep with "
-            f"hydra.sweep.dir={folder}"
+            f"{shlex.quote(f'hydra.sweep.dir={folder}')}"
         )
     return f"{folder} holds no checkpoint: name the folder that esper.train printed"
 

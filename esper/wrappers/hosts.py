@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 import torch
+from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -194,6 +195,8 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
         """
         if seed is None and not self._seeded:
             seed = int(self.np_random.integers(ROOTS))
+        elif seed is not None:
+            self._np_random, self._np_random_seed = np_random(seed)
         self._now, info = self.population.reset(seed=seed, options=options)
         self._seeded = True
         self._film.start()

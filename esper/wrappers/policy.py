@@ -71,6 +71,8 @@ class SavedPolicy:
             raise ConfigError(f"overrides must be a list, got {overrides!r}: write [{overrides!r}]")
         if num_envs < 1:
             raise ConfigError(f"num_envs must be at least 1, got {num_envs}")
+        if split not in list(Split):
+            raise ConfigError(f"split must be {' or '.join(Split)}, got {split!r}")
         config = transferred(self.config, list(overrides)) if overrides else self.config
         env = HostsEnv.of(partial(build_env, config, split=Split(split), hosts=num_envs), render_mode=render_mode)
         layout, option = env.population.layout, config.choice("agent")

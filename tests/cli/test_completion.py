@@ -51,6 +51,7 @@ def test_keys_are_those_of_the_chosen_options() -> None:
     assert "agent.clip=" in offered("esper train agent.")  # of the default, ppo
     assert "host.width=" in offered("esper train task=digits_mlp host."), "which the task brings"
     assert "host.width=" not in offered("esper train host.")
+    assert "host.base_channels=" in offered("esper evaluate host.ba")
     assert offered("esper train 'blueprint=[norm,lora]' blueprint.") == ["blueprint.lora."]
 
 

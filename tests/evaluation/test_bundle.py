@@ -141,6 +141,10 @@ def test_it_decides_in_python_as_in_an_evaluation(run: Path, saved: Path) -> Non
         policy.make_vec_env("steps=3")
     with pytest.raises(ConfigError, match="num_envs must be at least 1, got 0"):
         policy.make_vec_env(num_envs=0)
+    with pytest.raises(ConfigError, match="split must be training or held_out, got 'test'"):
+        policy.make_vec_env(split="test")
+    with pytest.raises(ConfigError, match=r"hosts=8 cannot be changed in an evaluation, since the number of hosts is set else"):
+        policy.make_vec_env(["hosts=8"])
     with pytest.raises(ConfigError, match="nowhere does not exist: name the folder"):
         esper.load_policy("nowhere")
     with pytest.raises(ConfigError, match="this policy was trained with the blueprints"):

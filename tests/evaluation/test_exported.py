@@ -132,10 +132,17 @@ def test_seeds_take_part() -> None:
 
 def test_a_format_that_changes_outputs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network, samples = grown("mlp")
-    monkeypatch.setitem(exported.FORMATS, "pytorch", lambda program, folder: lambda x: network(x) * 1.001)
+    exported.write(network, samples, tmp_path, "pytorch", {})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def wrong(program: Any, folder: Path) -> Any:
+        (folder / "weights.pt").write_bytes(b"")
+        return lambda x: network(x) * 1.001
+
+    monkeypatch.setitem(exported.FORMATS, "pytorch", wrong)
     with pytest.raises(ConfigError, match=r"format=pytorch changes the outputs by a relative error of 1\.0e-03"):
         exported.write(network, samples, tmp_path, "pytorch", {})
-    assert not (tmp_path / "topology.json").exists()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_one_sample_is_enough(tmp_path: Path) -> None:

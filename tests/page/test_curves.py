@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from esper.page.curves import IMITATES, LEFT, RIGHT, WIDTH, curves, taught
+from esper.page.curves import IMITATES, LEFT, RIGHT, WIDTH, curves, short, taught
 
 
 def records(imitating: int, updates: int = 5) -> list[dict[str, float]]:
@@ -29,3 +29,16 @@ def test_nothing_is_shaded_without_a_teacher() -> None:
     assert taught(found) == 0
     assert [chart.tag for chart in curves(found, ["policy/return", IMITATES], "accuracy")] == ["policy/return"]
     assert "taught" not in curves(found, ["policy/return"], "accuracy")[0].svg
+
+
+def test_numbers_have_three_digits_and_no_exponent_unless_they_are_tiny() -> None:
+    assert [short(value) for value in (0.0, 0.00012, 0.123456, 12.34, 999.4, 999.6, -999.9, 12345.0)] == [
+        "0",
+        "1.2e-04",
+        "0.123",
+        "12.3",
+        "999",
+        "1,000",
+        "-1,000",
+        "12,345",
+    ]

@@ -81,11 +81,11 @@ def test_pruned_seeds_are_named_with_the_hosts_that_they_cost() -> None:
     assert text.endswith("No rollbacks on these hosts; 2 in training.")
     chances = own | {"probability": [0.0114] * len(own["op"])}
     text = " ".join(failures(grown(chances, never, table([50, 75, 60, 70, 80]))))
-    assert "accuracy; that action had a probability of 1.1 %; the most probable actions prune none." in text
+    assert "accuracy; that action had a probability of 1 %; the most probable actions prune none." in text
     chances["op"] = ["prune", "wait", *own["op"][2:]]
     chances["probability"] = [0.3, *chances["probability"][1:]]
     text = " ".join(failures(grown(chances, never, table([50, 75, 60, 70, 80]))))
-    assert "; these actions had probabilities of 1.1 to 30 %;" in text
+    assert "; these actions had probabilities of 1 % to 30 %;" in text
     own["op"][6], own["op"][2] = "prune", "wait"
     assert "in host 3. No" in " ".join(failures(grown(own, never))), "a host that does well is not called one of the worst"
     own["op"][4] = "prune"

@@ -25,7 +25,7 @@ from esper.telemetry.healthy import HEALTHY
 from esper.telemetry.jsonl import JsonlWriter, changed_update, read_records
 from esper.telemetry.pictures import COLOURS, timeline, values_of
 from esper.telemetry.tags import METRICS, tags_of
-from esper.telemetry.tensorboard import DASHBOARDS, TensorBoardWriter
+from esper.telemetry.tensorboard import DASHBOARDS, TensorBoardWriter, _described, dashboards
 
 ACCURACY, LOSS, KL = "host/accuracy", "host/loss", "policy/kl"
 
@@ -192,6 +192,14 @@ def test_every_chart_of_the_dashboards_finds_a_metric(tmp_path: Path) -> None:
     patterns = [pattern for charts in DASHBOARDS.values() for _, chart in charts.values() for pattern in chart]
     assert len(DASHBOARDS) == 5
     assert [pattern for pattern in patterns if not any(re.match(pattern, tag) for tag in tags)] == []
+
+
+def test_scores_that_are_no_accuracy_are_named() -> None:
+    named = [name for charts in dashboards([ACCURACY], "R2").values() for name in charts]
+    assert named == ["R2 with all seeds, and of what was kept"]
+    texts = [_described(tag, 1.0, "R2").value[0].metadata.summary_description for tag in (ACCURACY, LOSS)]
+    assert texts[0].startswith("Validation R2 at the end of the episode")
+    assert "[unit of the loss]" in texts[1]
 
 
 def test_a_trace_becomes_pictures_and_histograms(tmp_path: Path) -> None:
