@@ -81,12 +81,13 @@ def _check_hosts(config: Config, teacher: Teacher | None) -> None:
     data, slots, members = task.data, slot_specs(host), largest_shard(config.hosts, config.devices)
     some = torch.arange(PROBED) % len(data.valid_y)
     wanted = (*data.valid_y[some].shape, data.num_classes)
-    features = check_host(host, same, data.inputs(data.valid_x[some].contiguous()), wanted, members, named)
+    causal = data.predicts_next
+    features = check_host(host, same, data.inputs(data.valid_x[some].contiguous()), wanted, members, named, causal=causal)
     _check_batch(config, host, data.inputs(data.valid_x[:1].contiguous()), named)
     names = tuple(slot.name for slot in slots)
     chosen_S = config.slots.chosen(names, config.choice("slots"))
     used = {slot: h for slot, h, chosen in zip(slots, features, chosen_S, strict=True) if chosen}
-    check_seeds(config.blueprint, used, members, named)
+    check_seeds(config.blueprint, used, members, named, causal=causal)
     cap, blueprints = config.slots.max_seeds, tuple(config.blueprint)
     config.counterfactuals.check_hosts(min(cap or len(used), len(used)))
     for agent in (config.agent, *([teacher] if teacher else [])):

@@ -22,7 +22,9 @@ TOO_SMALL = "choose a smaller host for these samples; for rows of numbers, host=
 """Remedy where a convolutional host cannot read the samples."""
 
 
-def check_host(host: nn.Module, same: nn.Module, x: Tensor, wanted: tuple[int, ...], members: int, name: str) -> list[Tensor]:
+def check_host(
+    host: nn.Module, same: nn.Module, x: Tensor, wanted: tuple[int, ...], members: int, name: str, *, causal: bool = False
+) -> list[Tensor]:
     """Run a host on samples, compare its features and logits with its slots and the task, and return the features of its slots.
 
     Args:
@@ -32,6 +34,7 @@ def check_host(host: nn.Module, same: nn.Module, x: Tensor, wanted: tuple[int, .
         wanted: shape of their logits.
         members: largest number of hosts per shard.
         name: task and host as options, for messages.
+        causal: whether no position may read later ones, which it predicts.
 
     Raises:
         ValueError: the host cannot read the samples, a slot or the logits have another form, `members` hosts cannot be fused into
@@ -65,11 +68,18 @@ def check_host(host: nn.Module, same: nn.Module, x: Tensor, wanted: tuple[int, .
         )
     with flaws(name, "the host"):
         fleet = Fleet([host] * min(2, members))
-        probe_host(host, same, samples, fleet if fleet.members > 1 else None)
+        probe_host(host, same, samples, fleet if fleet.members > 1 else None, causal=causal)
     return features
 
 
-def check_seeds(blueprints: Mapping[str, BlueprintConfig], slots: Mapping[SlotSpec, Tensor], members: int, name: str) -> None:
+def check_seeds(
+    blueprints: Mapping[str, BlueprintConfig],
+    slots: Mapping[SlotSpec, Tensor],
+    members: int,
+    name: str,
+    *,
+    causal: bool = False,
+) -> None:
     """Build and probe every seed once, as a shard does. Torch's random stream is left unchanged.
 
     Args:
@@ -77,6 +87,7 @@ def check_seeds(blueprints: Mapping[str, BlueprintConfig], slots: Mapping[SlotSp
         slots: the slots in use, each with features of two samples or more.
         members: largest number of hosts per shard.
         name: task and host as options, for messages.
+        causal: whether no position may read later ones, which the host predicts.
 
     Raises:
         ValueError: a blueprint cannot grow in a slot, `members` seeds cannot be fused into one program, or a seed has a flaw (see
@@ -88,4 +99,4 @@ def check_seeds(blueprints: Mapping[str, BlueprintConfig], slots: Mapping[SlotSp
         for slot, features in slots.items():
             with flaws(f"blueprint={blueprint_name}", f"the seed in slot {slot.name}", features.shape):
                 bank = SeedBank(blueprint, slot, few, SGDConfig(), "cpu")
-                probe_seed(blueprint, slot, features, bank.fleet if few > 1 else None)
+                probe_seed(blueprint, slot, features, bank.fleet if few > 1 else None, causal=causal)

@@ -36,6 +36,7 @@ FUSED = (
     "devices.<name>.members_per_shard=1"
 )
 
+READS_LATER = "reads later positions, which the host is to predict: use a causal mask"
 NEWBORNS = 32
 """Newborn seeds without a gradient after which a blueprint counts as one that never learns."""
 
@@ -80,12 +81,15 @@ def _place(error: Exception) -> str:
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
-def probe_seed(blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fleet: Fleet | None) -> None:
+def probe_seed(
+    blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fleet: Fleet | None, *, causal: bool = False
+) -> None:
     """Check that a seed is the identity at birth and gets gradients, and that it computes each sample alone.
 
     Args:
         features: features of the slot for two samples or more; only their form and signs matter.
         fleet: two such seeds as one program; None if there is none.
+        causal: whether no position may read later ones.
 
     Raises:
         Flaw: the seed has a flaw.
@@ -113,6 +117,8 @@ def probe_seed(blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fle
         _probe_vmap(branch, x)
         if not _close(branch(_others(x))[1:], y[1:]):
             raise Flaw(MIXES)
+        if causal:
+            _probe_causality(branch, x, y)
         if fleet is not None:
             rows = flatten_parameters(branch).expand(2, -1)
             if not _close(fleet.bind(rows)(join_members([x, x.flip(0)])), join_members([y, y.flip(0)])):
@@ -166,7 +172,7 @@ def _probe_vmap(forward: Callable[[Tensor], Tensor], x: Tensor) -> None:
         raise Flaw(f"cannot run under torch.func.vmap ({why}): choose by torch.where instead of if and .item()") from error
 
 
-def probe_host(host: nn.Module, same: nn.Module, x: Tensor, fleet: Fleet | None) -> None:
+def probe_host(host: nn.Module, same: nn.Module, x: Tensor, fleet: Fleet | None, *, causal: bool = False) -> None:
     """Check that a host computes each sample alone in evaluation mode, and that gradients reach every slot and parameter.
 
     Args:
@@ -174,6 +180,7 @@ def probe_host(host: nn.Module, same: nn.Module, x: Tensor, fleet: Fleet | None)
         same: the same host, built again.
         x: two samples or more.
         fleet: the host twice as one program; None if there is none.
+        causal: whether no position may read later ones.
 
     Raises:
         Flaw: the host has a flaw.
@@ -191,6 +198,8 @@ def probe_host(host: nn.Module, same: nn.Module, x: Tensor, fleet: Fleet | None)
             _probe_vmap(lambda x: _through(host, x)[-1], x)
         if not _close(_through(host, _others(x))[-1][1:], y[1:]):
             raise Flaw(MIXES.replace("batch", "batch in evaluation mode"))
+        if causal:
+            _probe_causality(lambda x: _through(host, x)[-1], x, y)
         if fleet is not None:
             both = _through(fleet.bind().eval(), side_by_side(torch.stack([x, x.flip(0)])))[-1]
             if not _close(by_member(both, 2), torch.cat([by_member(y, 1), by_member(y.flip(0), 1)])):
@@ -248,6 +257,14 @@ def _probe_steady(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if not _close(y, again):
         raise Flaw(UNSTEADY)
     return y
+
+
+def _probe_causality(forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> None:
+    """Check that outputs `y` do not depend on later positions: all but the last one stay if that one changes."""
+    last = x[:, -1:]
+    other = 1 - 30 * last if x.is_floating_point() else (last + 1) % (x.max() + 1)
+    if not _close(forward(torch.cat([x[:, :-1], other], 1))[:, :-1], y[:, :-1]):
+        raise Flaw(READS_LATER)
 
 
 def _through(host: nn.Module, x: Tensor) -> list[Tensor]:

@@ -210,6 +210,14 @@ class Data:
         """Number of targets per sample: T of a sequence, 1 of an image."""
         return self.train_y[0].numel()
 
+    @property
+    def predicts_next(self) -> bool:
+        """Whether the target of each position is the token at the next one, which its prediction must not read."""
+        x, y = self.train_x[:ROWS], self.train_y[:ROWS]
+        if x.dim() != 2 or y.shape != x.shape or y.shape[1] < 2:
+            return False
+        return bool((is_padding(y[:, :-1]) | (y[:, :-1] == x[:, 1:])).all())
+
 
 def is_padding(targets: Tensor) -> Tensor:
     """Return which targets are ignored; numbers never are."""

@@ -116,8 +116,11 @@ def test_number_of_gate_parameters(channels):
 
 
 def by_hand(gate, x):
-    """Return g of one member's samples `[B]`."""
-    mean = x.mean((2, 3)) if x.dim() == 4 else x.mean(1) if x.dim() == 3 else x
+    """Return g of one member's samples `[B]`, or of all positions `[B, T]`."""
+    if x.dim() == 3:  # each position as the end of a sequence
+        means = [x[:, : end + 1].mean(1) for end in range(x.shape[1])]
+        return torch.stack([by_hand(gate, mean) for mean in means], 1)
+    mean = x.mean((2, 3)) if x.dim() == 4 else x
     first, _, last, _ = gate.net
     hidden = torch.clamp(mean @ first.weight.T + first.bias, min=0)
     return 1 / (1 + torch.exp(-(hidden @ last.weight.T + last.bias))).squeeze(1)
@@ -138,7 +141,7 @@ def test_a_gate_weighs_each_sample_of_each_member(float64, layout, members):
         g = by_hand(seed.gate, part)
         assert (g > 0.2).all()
         assert (g < 0.8).all()
-        wanted.append(seed.branch(part) * g.view(-1, *[1] * (part.dim() - 1)))
+        wanted.append(seed.branch(part) * g.view(*g.shape, *[1] * (part.dim() - g.dim())))
     assert torch.allclose(y, join_members(wanted), rtol=0, atol=1e-12)
     pull = [torch.randn_like(part) for part in xs]
     y.backward(join_members(pull))

@@ -1,10 +1,19 @@
 """Remedies where a host cannot read the samples."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
 
-from esper.growth.compatibility import check_host
+from esper.fusion.layout import Layout
+from esper.growth.compatibility import check_host, check_seeds
+from esper.hosts.base import SlotSpec
 from esper.hosts.cnn import CNNConfig
+from esper.hosts.transformer import TransformerConfig
+from esper.seeds.bank import newborn, seed_module
+from esper.seeds.blueprints.base import BlueprintConfig
+from esper.seeds.blueprints.registry import BLUEPRINTS, able
 
 
 @pytest.mark.parametrize(
@@ -15,3 +24,67 @@ def test_samples_that_a_cnn_cannot_read_have_a_remedy(shape: tuple[int, ...], re
     host, same = (CNNConfig().build(shape, 4, [False] * 3) for _ in range(2))
     with pytest.raises(ValueError, match=remedy):
         check_host(host, same, torch.zeros(3, *shape), (3, 4), 1, "task=mine host=cnn")
+
+
+SLOT = SlotSpec("r0c0", 8, Layout.SEQUENCES)
+
+
+class Ahead(nn.Module):
+    """A layer that reads the next position."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x.roll(-1, 1)
+
+
+class AheadHost(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.segments, self.slots = nn.ModuleList([nn.Sequential(nn.Embedding(20, 8), Ahead()), nn.Linear(8, 20)]), (SLOT,)
+
+
+class AheadConfig(BlueprintConfig):
+    layouts = (Layout.SEQUENCES,)
+
+    def branch(self, slot: SlotSpec) -> nn.Module:
+        last = nn.Linear(8, 8)
+        for parameter in last.parameters():
+            nn.init.zeros_(parameter)
+        return nn.Sequential(Ahead(), last)
+
+
+def test_what_reads_the_tokens_that_it_is_to_predict_is_refused() -> None:
+    x, shape, ahead = torch.randint(20, (3, 6)), (3, 6, 20), {"mine": AheadConfig()}
+    match = "reads later positions, which the host is to predict: use a causal mask"
+    for causal in (False, True):
+        calls: list[Any] = [
+            lambda causal=causal: check_host(AheadHost(), AheadHost(), x, shape, 2, "task=mine", causal=causal),
+            lambda causal=causal: check_seeds(ahead, {SLOT: torch.randn(3, 6, 8)}, 2, "task=mine", causal=causal),
+                {"mine": AheadConfig()}, {SLOT: torch.randn(3, 6, 8)}, 2, "task=mine", causal=causal
+            ),
+        ]
+        for call in calls:
+            if causal:
+                with pytest.raises(ValueError, match=match):
+                    call()
+            else:  # such as a host that labels each token
+                call()
+    own = [TransformerConfig(width=8, heads=2, context=6).build((6,), 20, [False] * 4) for _ in range(2)]
+    own[1].load_state_dict(own[0].state_dict())
+    check_host(own[0], own[1], x, shape, 2, "task=mine", causal=True)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("name", able([SLOT]))
+def test_no_seed_of_a_text_reads_later_positions(name: str, gated: bool) -> None:
+    module, generator = seed_module(BLUEPRINTS[name](), SLOT, gated=gated), torch.Generator().manual_seed(0)
+    row = newborn(BLUEPRINTS[name](), SLOT, generator, gated=gated)
+    nn.utils.vector_to_parameters(row + 0.3 * torch.randn(row.shape, generator=generator), module.parameters())
+    x = torch.randn(2, 6, 8, generator=generator)
+    for position in range(1, 6):
+        other = x.clone()
+        other[:, position] = torch.randn(2, 8, generator=generator)
+        with torch.no_grad():
+            changed = (module(other) - module(x)).abs().amax((0, 2)) > 1e-6
+        assert changed.tolist() == [False] * position + changed[position:].tolist()
+        assert changed[position]
