@@ -60,8 +60,6 @@ def test_what_reads_the_tokens_that_it_is_to_predict_is_refused() -> None:
         calls: list[Any] = [
             lambda causal=causal: check_host(AheadHost(), AheadHost(), x, shape, 2, "task=mine", causal=causal),
             lambda causal=causal: check_seeds(ahead, {SLOT: torch.randn(3, 6, 8)}, 2, "task=mine", causal=causal),
-                {"mine": AheadConfig()}, {SLOT: torch.randn(3, 6, 8)}, 2, "task=mine", causal=causal
-            ),
         ]
         for call in calls:
             if causal:
