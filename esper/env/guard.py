@@ -74,6 +74,7 @@ class Guard:
             env.pool.clear(int(host), int(slot), int(env.state.blueprint[host, slot]))
         env.state = lifecycle.prune(env.state, live_NS)
         env.op_N = np.where(failed_N, Op.WAIT, env.op_N)
+        env.pool.arrange(lifecycle.roles(env.state, env.slots))  # a fossil may be switched on again
         self._measure_again(env, np.asarray(live_NS.any(axis=1)))
 
     def _measure_again(self, env: Guarded, pruned_N: BoolArray) -> None:
@@ -81,7 +82,6 @@ class Guard:
         rolled back forever."""
         if not pruned_N.any():
             return
-        env.pool.arrange(lifecycle.roles(env.state, env.slots))
         measured = env.pool.validate(env.state.alpha[None], wanted_N=pruned_N)
         accuracy_N, loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
         env.accuracy_NH[pruned_N, 0] = accuracy_N[pruned_N]

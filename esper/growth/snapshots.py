@@ -30,8 +30,8 @@ class Snapshots:
     def restore(self, rows: Mapping[str, Tensor], failed_M: Tensor) -> None:
         """Restore the rows of the marked members in place, exactly; other members do not change."""
         for name, row in rows.items():
-            kept = self._kept.get(name, torch.zeros_like(row))
-            row.copy_(_where(failed_M, kept, row))
+            kept = self._kept.get(name)
+            row.copy_(_where(failed_M, torch.zeros_like(row) if kept is None else kept, row))
 
 
 def _where(which_M: Tensor, here: Tensor, there: Tensor) -> Tensor:

@@ -17,14 +17,20 @@ fit by h and a constant, over the samples and places of each member. The **growt
 One projection per slot suffices, since the fit could equally be subtracted from the features that the last map sees. Scoring a
 new unit by its first gradient follows GradMax (Evci et al. 2022, https://arxiv.org/abs/2201.05125); counting only what the host
 cannot do itself follows TINY (Verbockhaven et al. 2024, https://arxiv.org/abs/2405.19816). Initial weights are one fixed draw for
-each slot and blueprint, the same for all hosts, at all times and in all runs, so that the numbers of two hosts or two epochs can
-be compared. Evidence: experiments/2026-11-21_growth_potential.
+each slot and blueprint, the same for all hosts, at all times and in all runs, so that the numbers of two hosts can be compared.
+Evidence: experiments/2026-11-21_growth_potential.
+
+Two measurements differ. After an epoch, the potential is that of the last batch in training, from few samples (`SAMPLES`). At the
+start of an episode, no batch is trained on: the network computes two batches in evaluation mode, and batch norms use their
+running statistics, which in a newborn host are still 0 and 1. There, potentials of `digits` are smaller by a factor of 10 (last
+slot) to 10,000 (first slot), so that the rank of the slots differs, too. Compare hosts at the same time only.
 
 In a branch whose last map is zero at birth only that map has a gradient, so the rest of the branch is run forward only. Features
 h are those that leave the slot: for an occupied slot the potential is that of one more seed on top. It is measured for an
 additive seed with default initial weights; other blends and informed weights are not accounted for.
 
-Noise adds to a squared norm: for n samples whose gradients have covariance V it is too high by trace(V) / n, at any slot.
+Noise adds to a squared norm: for n samples whose gradients have covariance V it is too high by trace(V) / n. With 4 samples, this
+is most of it: in `digits` 4 to 25 times the potential of 256 samples, more in early slots.
 
 All members of a slot are measured at once, and blueprints share what they can: for tiny hosts a few samples cost next to
 nothing, and the number of kernels dominates.

@@ -77,6 +77,8 @@ def test_a_rule_plants_the_largest_potential_when_it_rises() -> None:
     sizes = [0.4, 0.2, 0.3, 0.41, 0.5, 0.83]
     planted = ("germinate", 1, 2)
     assert play(Reaction(rule, SPEC), [at(50, potential=size) for size in sizes]) == [WAIT, WAIT, WAIT, planted, WAIT, planted]
+    later = [at(50, step=step, potential=size) for step, size in enumerate([1e-6, 1.0, 1.5, 2.5])]
+    assert play(Reaction(rule, SPEC), later) == [WAIT, WAIT, WAIT, planted], "the first one is measured in another way"
 
 
 def test_a_patient_rule_waits_until_a_fall_has_lasted() -> None:

@@ -28,8 +28,8 @@ class GreedyPotentialConfig(AgentConfig):
     needs_hosts: ClassVar[bool] = True
     needs_potential: ClassVar[bool] = True
     at: int = 3
-    """Earliest time to plant, at least 1 [host epochs]: before any training the last slot always has the largest potential.
-    Higher: more reliable potentials, less time for the seed."""
+    """Earliest time to plant, at least 1 [host epochs]: potentials at the start of an episode are measured in another way, and
+    nearly always largest in the last slot. Higher: more reliable potentials, less time for the seed."""
     threshold: float = 0.03
     """Growth potential above which a seed is planted, at least 0 [nat per unit of learning rate]. Higher: fewer seeds."""
     per_parameter: bool = False

@@ -87,7 +87,8 @@ class Reaction(Scripted):
         return decision.state | {"level": torch.from_numpy(level_N)}
 
     def _beyond(self, observation: Observation, level_N: FloatArray) -> tuple[BoolArray, FloatArray]:
-        """Return the hosts beyond the threshold `[N]`, and the signal whose fall from its highest value counts `[N]`.
+        """Return the hosts beyond the threshold `[N]`, and the signal whose fall from its highest value counts `[N]`; NaN if it
+        does not count.
 
         Args:
             level_N: highest signal so far; NaN before the first step.
@@ -98,6 +99,8 @@ class Reaction(Scripted):
         elif self.rule.trigger == "potential":
             largest_N = potentials(observation, self.spec).max(axis=(1, 2))
             signal_N, margin = -np.log(np.maximum(largest_N, 1e-9)), np.log(self.rule.threshold)
+            # That of a newborn host is measured in another way, and is smaller: each would seem to rise after it.
+            signal_N = np.where(step_number(observation, self.spec) == 0, np.float32(np.nan), signal_N)
         else:
             new_N = step_number(observation, self.spec) == 0
             return new_N & (self.rule.trigger == "start"), nothing_N
