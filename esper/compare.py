@@ -86,7 +86,8 @@ def main(arguments: list[str]) -> None:
         except ImportError as error:
             remedy = "install the extra compare, as in pip install -e '.[compare]'"
             raise ConfigError(f"comparisons need {error.name}, which is not installed: {remedy}") from error
-        check_writable(folders[0])
+        if folders[0].is_dir():
+            check_writable(folders[0])
         said: list[str] = []
 
         def log(lines: str) -> None:

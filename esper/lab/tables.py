@@ -74,7 +74,7 @@ def grown(hosts: pd.DataFrame, seeds: pd.DataFrame) -> dict[str, dict[tuple[str,
                 planted=row.planted,
                 epochs=row.epochs,
                 fate=row.fate,
-                contribution=row.contribution,
+                contribution=math.nan if row.contribution is None else row.contribution,
             )
             for row in chosen.itertuples()
         ]

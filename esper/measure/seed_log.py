@@ -155,8 +155,9 @@ def seed_stats(seeds: Sequence[Seed], hosts: int, origins: Sequence[int] | None 
             policy where several policies are pooled; None if each host is one.
     """
     count = {fate: sum(seed.fate == fate for seed in seeds) for fate in FATES}
-    staying = [seed for seed in seeds if seed.fate in ("live", "kept") and math.isfinite(seed.contribution)]
-    removed = [seed.contribution for seed in seeds if seed.fate == "removed" and math.isfinite(seed.contribution)]
+    measured = [seed for seed in seeds if math.isfinite(seed.contribution)]
+    staying = [seed for seed in measured if seed.fate in ("live", "kept")]
+    removed = [seed.contribution for seed in measured if seed.fate == "removed"]
     planted = len(seeds)
     contribution = np.array([seed.contribution for seed in staying])
     origin = [seed.host if origins is None else origins[seed.host] for seed in staying]

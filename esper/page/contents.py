@@ -118,7 +118,7 @@ def gather(folder: Path, hosts: int | None = None) -> Contents:
     config = from_plain(state["config"])
     score = config.task.build_objective().score
     records, prices = _metrics(folder), costs.costs_of(folder)
-    update, held_out = traced_evaluation(folder, state["update"], hosts)
+    update, held_out = traced_evaluation(folder, hosts, done=state["update"])
     tables = {name: costs.with_flops(read_trace(path), prices) for name, path in held_out.items() if name in NAMES}
     history = [one | {"command": _repeatable(one["command"])} for one in read(folder / FILE)]
     status = status_of(folder, config, state["update"], history)

@@ -75,7 +75,7 @@ def status_of(folder: Path, config: Config, done: int, history: Sequence[Mapping
         state = "killed"
     if state == "finished" and done < config.updates:  # its newest checkpoints were lost, or are damaged
         state = "stopped"
-    update, held_out = traced_evaluation(folder, done)
+    update, held_out = traced_evaluation(folder, done=done)
     return Status(
         done=done,
         planned=config.updates,

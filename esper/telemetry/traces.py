@@ -38,20 +38,20 @@ def traced_updates(folder: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
-def traced_evaluation(folder: Path, done: int, hosts: int | None = None) -> tuple[int, dict[str, Path]]:
+def traced_evaluation(folder: Path, hosts: int | None = None, *, done: int | None = None) -> tuple[int, dict[str, Path]]:
     """Return the newest traces on held-out hosts by controller, and the update of their policy, 0 if there are none.
 
     Sets that lack the trace of the policy or of never growing, as after a kill, do not count.
 
     Args:
         folder: folder of the run.
-        done: updates of its newest checkpoint; traces of later ones are left over from a checkpoint that was lost.
         hosts: number of hosts of these traces; None for the largest.
+        done: updates of its newest checkpoint: traces of later ones are left over from a checkpoint that was lost; None for any.
     """
     found = ((_HELD_OUT.fullmatch(path.name), path) for path in sorted((folder / FOLDER).glob("held_out_*")))
     sets: dict[tuple[int, int], dict[str, Path]] = {}
     for match, path in found:
-        if match and int(match[1]) <= done and hosts in (None, int(match[2])):
+        if match and (done is None or int(match[1]) <= done) and hosts in (None, int(match[2])):
             sets.setdefault((int(match[1]), int(match[2])), {})[match[3]] = path
     newest = max((key for key, files in sets.items() if {"policy", NEVER} <= files.keys()), default=None)
     return (0, {}) if newest is None else (newest[0], sets[newest])
