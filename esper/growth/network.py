@@ -370,12 +370,14 @@ class GrowingNetwork:
         return faults_M3
 
     def rows(self) -> dict[str, Tensor]:
-        """Return the whole state of the members by name: a member is one row of every tensor."""
-        rows = {"host": self.host.flat.detach()}
-        rows.update({f"host_{part}": state for part, state in self.optimiser.state.items()})
+        """Return all of the members' state that may change, by name: a member is one row of every tensor."""
+        rows = dict[str, Tensor]()
+        if not self.frozen:
+            rows["host"] = self.host.flat.detach()
+            rows |= {f"host_{part}": state for part, state in self.optimiser.state.items()}
+            rows |= {f"buffer/{name}": buffer for name, buffer in self.host.buffers.items()}
         if self.loss_scale is not None:
-            rows.update({f"loss_scale/{part}": state for part, state in self.loss_scale.state.items()})
-        rows.update({f"buffer/{name}": buffer for name, buffer in self.host.buffers.items()})
+            rows |= {f"loss_scale/{part}": state for part, state in self.loss_scale.state.items()}
         for (slot, blueprint, gated), bank in self.banks.items():
             name = f"{slot}/{blueprint}/gated" if gated else f"{slot}/{blueprint}"
             rows[f"seed/{name}"] = bank.fleet.flat.detach()
