@@ -230,7 +230,7 @@ def test_training_equals_the_flops_of_the_closed_loop_pass_but_for_its_ends():
             if isinstance(network.blueprints[roles.blueprint[0, first]], LoraConfig):  # a layer norm needs the gradient
                 off -= 2 * CONTEXT * 8 * 8
             if roles.blend[0, first] == Blend.GATE:
-                off -= 2 * 8 * 8
+                off -= 2 * CONTEXT * 8 * 8
         assert 5 * (costs.flops.training(roles, Incubation.closed_loop)[0] + off) == done
     assert passes >= 8
 
