@@ -53,7 +53,9 @@ def train(cfg: DictConfig) -> None:
     warn_plainly()  # the process may be a launcher's
     with in_one_sentence():
         context = run_context(HydraConfig.get())
-        remedy = f"resume with: python -m esper.train {typed_as('resume', folder)}"
+        given = HydraConfig.get().overrides.task
+        extended = [one for one in given if one.startswith("updates=")] if any(one.startswith("resume=") for one in given) else []
+        remedy = " ".join(["resume with: python -m esper.train", typed_as("resume", folder), *extended])
         if context.name:
             remedy = go_on(HydraConfig.get().sweep.dir)
         limit_cores(context.cores)
@@ -70,7 +72,6 @@ def train(cfg: DictConfig) -> None:
             if display and named and (place := place_of(HydraConfig.get().job.num, shared=context.shared)):
                 print(f"{place}: {' '.join(HydraConfig.get().overrides.task)}", flush=True)
             listen(StatusLine(sys.stdout, f"{named}: " if named else "") if display else None)
-            given = HydraConfig.get().overrides.task
             worked = Trainer(
                 config, folder, name=named, shared=context.shared, plan=context.plan, announced=shown, overrides=given
             ).run()

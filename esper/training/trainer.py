@@ -161,7 +161,7 @@ class Trainer:
             # Before the checkpoint: a resumed run removes later records.
             made = partial(decisions, self.env.layout, self.update, self._trace.steps)
             telemetry.update(self.update, metrics, self.findings, made, partial(self._trace.table, episode))
-            self._checkpoint()
+            self.checkpoints.save(self.state_dict(), self.update, best=self.best["update"] if self.best else None)
             provenance.save(self.update)
         seconds = time.perf_counter() - begun
         telemetry.saved()
@@ -232,9 +232,6 @@ class Trainer:
             metrics["policy/anomalies"] = len(self.findings.present)
         return metrics
 
-    def _checkpoint(self) -> None:
-        self.checkpoints.save(self.state_dict(), self.update, best=self.best["update"] if self.best else None)
-
     def _judge(self, mean_return: float, improved: float | None = None) -> None:
         """Remember the checkpoint of the policy that just acted if its mean return is the highest so far: the newest one; for a
         search, which draws its candidate during the update, the next one. Of a controller that explores, none is the best.
@@ -291,8 +288,6 @@ class Trainer:
             if self.learner:
                 self.learner.load_state_dict(state["agent"])
             self.env.prepare(state["env"])
-        if self.config.updates > state["config"]["values"]["updates"]:  # so that the next resume need not repeat it
-            self._checkpoint()
         if self.update >= self.config.updates:
             warnings.warn(
                 f"the run had finished update {self.update} before, so nothing is trained: set updates above {self.update} to "

@@ -116,7 +116,7 @@ def test_a_change_that_is_not_permitted_is_one_sentence(override: str, sentence:
 
 
 def test_every_key_of_a_run_is_permitted_or_refused_with_its_reason() -> None:
-    others = {"choices", "hosts", "plugins"}  # of the config itself, or of the evaluation
+    others = {"choices", "plugins"}  # of the config itself
     assert {entry.name for entry in fields(Config)} - others == {*TRANSFERABLE, *_REFUSED} - {"experiment", "sweep"}
 
 

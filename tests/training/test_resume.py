@@ -192,14 +192,6 @@ def test_a_folder_of_another_config_is_refused(whole):
     assert newest(whole)["update"] == 3
 
 
-def test_an_extended_run_that_is_stopped_at_once_goes_on(whole, tmp_path):
-    folder = shutil.copytree(whole, tmp_path / "copied")
-    Trainer(config("updates=5"), folder).restore()
-    saved = newest(folder)
-    assert (saved["update"], saved["config"]["values"]["updates"]) == (3, 5)
-    assert same(saved["agent"], newest(whole)["agent"])
-
-
 def test_a_folder_without_checkpoints_is_named(tmp_path):
     with pytest.raises(ConfigError, match="holds no checkpoint"):
         find_checkpoint(str(tmp_path), "resume")
