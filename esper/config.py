@@ -114,7 +114,7 @@ class Config(Chosen):
     gates: GatesConfig = MISSING
     """Conditions for a seed to enter its next stage; chosen by the `gates` group."""
     blueprint: dict[str, BlueprintConfig] = MISSING
-    """Kinds of seeds; several are chosen at a time, as in blueprint=[norm,conv_light]."""
+    """Blueprints that can be planted; several are chosen at a time, as in blueprint=[norm,conv_light]."""
     devices: dict[str, DeviceConfig] = MISSING
     """Devices that share the hosts; several are chosen at a time, as in devices=[cuda:0,cuda:1]."""
     cluster: ClusterConfig = MISSING

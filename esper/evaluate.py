@@ -49,7 +49,7 @@ from esper.training.run_folder import CHECKPOINTS, PAGE, check_writable, writing
 
 @dataclass(kw_only=True, slots=True)
 class EvaluateConfig:
-    """One evaluation."""
+    """Settings of an evaluation: controllers compared on the same held-out hosts."""
 
     checkpoint: str = ""
     """Folder of a run, for its newest checkpoint; FOLDER/best, for the policy with the highest return in training; or a file."""

@@ -34,7 +34,7 @@ POLICY = "policy"
 
 @dataclass(kw_only=True, slots=True)
 class ExportConfig:
-    """One export."""
+    """Settings of an export: the network of one host, or the policy, as files."""
 
     checkpoint: str = ""
     """Folder of a run, for its newest checkpoint; FOLDER/best, for the policy with the highest return in training; or a file."""

@@ -15,7 +15,7 @@ from esper.config import ConfigError
 
 @dataclass(kw_only=True, slots=True)
 class ReportConfig:
-    """One page."""
+    """Settings of a run page."""
 
     hosts: int | None = None
     """Held-out hosts for the page, at least 2, each trained with the newest policy and once without growth; 0: none; null:

@@ -92,6 +92,10 @@ def test_defaults_within_a_config_are_those_of_the_option() -> None:
     section = CONFIG.split("## `task=digits_drift`")[1].split("\n## ")[0]
     assert "| `task.events.count` | `[1,2,3,3]` |" in section
     assert "| `task.events` | below |" in section
+    assert "| `task.batch_size` |" not in section, "which is as in every option"
+    shared = CONFIG.split("Defaults are those of `task=digits`")[1].split("\n## ")[0]
+    assert "| `task.batch_size` | `128` |" in shared
+    assert "| `task.events.count` | `[1]` |" in shared
 
 
 def test_named_values_and_elements_of_lists_are_listed() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import warnings
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import esper
-from esper.lifecycle.stages import Op
+from esper.lifecycle.stages import Stage
 from esper.lifecycle.stages import empty as lifecycle_empty
 from tests.reward.reward_steps import signals_of
 
@@ -175,23 +176,22 @@ def test_the_reward_of_the_page_pays(tmp_path: Path, monkeypatch: pytest.MonkeyP
     from esper.cli.overrides import check
     from esper.plugins import load_plugins
 
-    page = (ROOT / "docs" / "howto" / "reward.md").read_text()
+    page = (ROOT / "docs" / "extending" / "rewards.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
-    ((plugin, words),) = re.findall(r"python -m esper.train 'plugins=\[(\w+\.py)\]' (reward=frugal reward.price=1)", page)
+    ((plugin, words),) = re.findall(r"python -m esper.train 'plugins=\[(\w+\.py)\]' (reward=brisk reward.trial=0.5)", page)
     (tmp_path / plugin).write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     load_plugins([plugin])
-    assert check(words.split()).reward.price == 1  # pyright: ignore[reportAttributeAccessIssue]
+    assert check(words.split()).reward.trial == 0.5  # pyright: ignore[reportAttributeAccessIssue]
     names = vars(sys.modules[plugin.removesuffix(".py")])
     empty = lifecycle_empty(2, 1)
-    signals = signals_of(
-        empty, empty, op_N=np.array([Op.WAIT, Op.GERMINATE]), committed_accuracy_N=np.array([50.0, 0.0], np.float32), steps_left=0
-    )
-    reward = names["FrugalConfig"](price=2.0).build(gamma=0.9)
+    planted = replace(empty, stage=np.array([[Stage.DORMANT], [Stage.GERMINATED]], dtype=empty.stage.dtype))
+    signals = signals_of(empty, planted, committed_accuracy_N=np.array([50.0, 0.0], np.float32), steps_left=0)
+    reward = names["BriskConfig"](trial=2.0).build(gamma=0.9)
     total_N, components = reward(signals)
     assert total_N.tolist() == [50.0, -2.0]
-    assert tuple(components) == reward.names == ("germinate", "terminal")
+    assert tuple(components) == reward.names == ("on_trial", "terminal")
 
 
 def test_the_code_of_the_readme_runs() -> None:
@@ -221,7 +221,7 @@ def test_files_named_on_the_pages_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     named = re.findall(r"`((?:esper|tests|docs|conf)/[\w/.]+|\w+\.(?:py|toml|txt))`", text)
     rooms = [ROOT, ROOT / "esper"]
-    named = [name for name in named if name not in ("utils.py", "my_frugal.py")]  # one is forbidden, one the reader writes
+    named = [name for name in named if name not in ("utils.py",)]  # which is forbidden
     assert not [name for name in named if not any((base / name).exists() for base in rooms)]
 
 

@@ -22,7 +22,7 @@ OPERATIONS = {
 HEADS = {
     Head.OP: "operation",
     Head.SLOT: "slot it applies to",
-    Head.BLUEPRINT: "kind of the new seed",
+    Head.BLUEPRINT: "blueprint of the new seed",
     Head.STYLE: "blend of the seed, for its whole life, and the curve of its first ramp",
     Head.TEMPO: "length of the first ramp",
     Head.ALPHA_TARGET: "end of the ramp",

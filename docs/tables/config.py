@@ -18,13 +18,17 @@ from esper.report import ReportConfig
 from esper.sweeps import SWEEPS
 from esper.telemetry.writers import WRITERS
 
+Row = tuple[str, str, str]
+"""Cells of a key: its name, default and meaning."""
+HEAD = ("key", "default", "meaning")
 SHOWN = 6
 """Options of a group that its row in the index names."""
 
 
 def root_config() -> Iterator[str]:
     """Yield the keys of the root config, of `checkpoints` and of `counterfactuals`, without the groups."""
-    yield from section("## Keys of every run", Config, but=tuple(GROUPS))
+    rows = [row for row in _keys(Config, "") if row[0].strip("`") not in GROUPS]
+    yield from ("## Keys of every run", "", class_doc(Config), "", *table(HEAD, rows), "")
     yield from section("## checkpoints", CheckpointsConfig, "checkpoints.")
     yield from section("## counterfactuals", CounterfactualsConfig, "counterfactuals.")
     yield from choices("counterfactuals", {"": CounterfactualsConfig})
@@ -51,10 +55,16 @@ def group_page(group: str) -> Iterator[str]:
     if group in MANY:
         several = list(options)[3:5]  # `auto` and `cpu` may be one device
         yield from (f"Several at a time, as in `'{group}=[{','.join(several)}]'`.", "")
+    shared = {} if group in MANY else _shared(group, options)
+    if shared:
+        about = (
+            f"Defaults are those of `{group}={defaults()[group][0]}`; each option below lists the defaults and keys that differ."
+        )
+        yield from ("## Keys of every option", "", about, "", *table(HEAD, shared.values()), "")
     for node in dict.fromkeys(options.values()):
         names = [name for name, other in options.items() if other is node]
         prefix = f"{group}.{names[0]}." if group in MANY else f"{group}."
-        yield from section(f"## {ticked(f'{group}={name}' for name in names)}", node, prefix)
+        yield from section(f"## {ticked(f'{group}={name}' for name in names)}", node, prefix, but=shared.values())
         if group == "task":
             options_of = {other: getattr(node, f"default_{other}") for other in BROUGHT}
             shown = {other: f"[{','.join(one)}]" if other in MANY else one for other, one in options_of.items()}
@@ -121,14 +131,24 @@ def presets(group: str) -> Iterator[str]:
         yield f"* `{group}={name}`: {' '.join(about)}"
 
 
-def section(title: str, node: type, prefix: str = "", but: Collection[str] = ()) -> Iterator[str]:
-    """Yield a title, the docstring of a config, and its keys but for some."""
+def _shared(group: str, options: Mapping[str, type]) -> dict[str, Row]:
+    """Return the rows of the default option whose keys, with the same meaning, all options of a group have."""
+    rows = {
+        node: {key: (key, default, meaning) for key, default, meaning in _keys(node, f"{group}.")} for node in options.values()
+    }
+    base, *_ = others = [rows[options[defaults()[group][0]]], *rows.values()]
+    same = [key for key, row in base.items() if all(key in one and one[key][2] == row[2] for one in others)]
+    return {key: base[key] for key in same} if len(rows) > 1 else {}
+
+
+def section(title: str, node: type, prefix: str = "", but: Collection[Row] = ()) -> Iterator[str]:
+    """Yield a title, the docstring of a config, and the rows of its keys but for some."""
     yield from (title, "", class_doc(node), "")
-    if keys := [row for row in _keys(node, prefix) if row[0].strip("`") not in but]:
-        yield from (*table(("key", "default", "meaning"), keys), "")
+    if keys := [row for row in _keys(node, prefix) if row not in but]:
+        yield from (*table(HEAD, keys), "")
 
 
-def _keys(node: type, prefix: str, value: object = MISSING) -> Iterator[tuple[str, str, str]]:
+def _keys(node: type, prefix: str, value: object = MISSING) -> Iterator[Row]:
     """Yield a row for each key, and below a nested config the rows of its own keys.
 
     Args:

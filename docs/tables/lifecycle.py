@@ -11,4 +11,4 @@ def stages() -> Iterator[str]:
     """Yield the stages with their properties."""
     docs = docs_below(Stage)
     rows = ((lower(stage), docs.get(stage.name, ""), yes(stage in LIVE), yes(stage in TAKES_PART)) for stage in Stage)
-    return table(("stage", "meaning", "live", "computed"), rows)
+    return table(("stage", "meaning", "live", "in the forward pass"), rows)

@@ -52,7 +52,8 @@ class SandboxConfig(EnvConfig):
     )
     has_hosts: ClassVar[bool] = False
     light_accuracy: float = LIGHT_ACCURACY
-    """Probability that the light is at the slot that pays best, in [1/3, 1]. Higher: hosts are easier to tell apart."""
+    """Probability that the light, a hint in the observation, is at the slot that pays best, in [1/3, 1]. Higher: hosts are easier
+    to tell apart."""
     keep_bonus: float = KEEP_BONUS
     """Multiple of its worth that a fossilized seed pays at the end, at least 0. Higher: committing matters more."""
     rent_scale: float = 1.0

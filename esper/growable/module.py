@@ -125,7 +125,7 @@ class GrowableModule(nn.Module):
         curve: str = "linear",
         loss: Callable[[], Tensor] | None = None,
     ) -> nn.Module:
-        """Plant a seed, and return its module. It is the identity at birth; `begin_epoch` starts its training.
+        """Plant a seed, and return its module. Its output is zero at birth; `begin_epoch` starts its training.
 
         Args:
             slot: name of the slot.
@@ -161,7 +161,7 @@ class GrowableModule(nn.Module):
         return seed
 
     def advance(self, slot: str) -> Stage:
-        """Move a seed to its next stage, if its gate is open, and return the stage."""
+        """Move a seed to its next stage, a holding one to fossilized, and return the stage; a closed gate is a ValueError."""
         is_open = gate_open(self._state, self.gates) | may_fossilize(self._state, self.gates)
         self._set(operations.advance(self._state, self._only(self._permitted(slot, "advance", is_open)), self.rules))
         return self.stage(slot)
@@ -211,7 +211,7 @@ class GrowableModule(nn.Module):
         self._set(operations.tick(self._state, self.rules, self.gates))
 
     def incubate(self, loss: Callable[[], Tensor]) -> None:
-        """Add gradients to the seeds in a closed loop behind the module: those of the loss that it would have with them.
+        """Compute the gradients of the seeds that train behind the module (closed loop), in a second pass that includes them.
 
         Nothing else gets a gradient; the pass runs in evaluation mode. Without such a seed, it does nothing.
 

@@ -209,10 +209,9 @@ class Comparison:
         """Say where the next look is, if blocks must be added for it, or that blocks were added after the last one."""
         if self.design is None:
             return []
-        blocks, looks = self.design.blocks, self.design.plan.looks
-        if blocks > looks[-1]:
-            return [f"blocks {looks[-1]} and up come after the last planned look and do not count towards a verdict"]
-        later = next((look for look in looks if look > blocks), None)
+        if self.design.late:
+            return self.design.late
+        later = next((look for look in self.design.plan.looks if look > self.design.blocks), None)
         if later is None or all(result.decided for result in self.results[self.config.outcome]):
             return []
         more = command_of(self.design, self.folders[0], blocks=later)

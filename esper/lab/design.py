@@ -165,6 +165,13 @@ class Design:
             overrides.append(f"policy_seed={_draw(self.root, 'policy', block)}")
         return Cell(arm=arm, block=block, overrides=tuple(overrides))
 
+    @property
+    def late(self) -> list[str]:
+        """The sentence on blocks after the last planned look; empty if there are none."""
+        last = self.plan.looks[-1]
+        late = f"blocks {last} and up come after the last planned look and do not count towards a verdict"
+        return [late] if self.blocks > last else []
+
     def well_formed(self) -> bool:
         """Return whether all fields hold what they should: the file may come from anybody, and its arms name folders."""
         arms = cast(Any, self.arms)

@@ -218,6 +218,4 @@ def announce(found: Design, folder: Path) -> list[str]:
     if found.blocks < plan.looks[0]:
         more = command_of(found, folder, blocks=plan.looks[0])
         lines.append(f"blocks={found.blocks} is too few for a verdict, which takes {plan.looks[0]}; to get one, run: {more}")
-    if found.blocks > plan.looks[-1]:
-        lines.append(f"blocks {plan.looks[-1]} and up come after the last planned look and do not count towards a verdict")
-    return lines + [f"warning: {line}" for line in repeated(found, folder)]
+    return lines + found.late + [f"warning: {line}" for line in repeated(found, folder)]

@@ -62,7 +62,7 @@ TYPICAL = {
     ),
 }
 """By task: the median over the records that compare trained policies on `digits`, and over the baselines of PPO in the study of
-each drift world."""
+each task with drift."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

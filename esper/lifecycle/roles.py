@@ -28,7 +28,7 @@ class Incubation(StrEnum):
     closed_loop = "closed_loop"
     """Behind the host, in a second pass through the rest of the network that includes the seed's effect; only the seed learns."""
     none = "none"
-    """No incubation: active at once, with no effect at first, since a seed is the identity at birth."""
+    """No incubation: active at once, with no effect at first, since a seed outputs zero at birth."""
 
 
 class Fossils(StrEnum):

@@ -25,7 +25,7 @@ class Stage(IntEnum):
     DORMANT = 0
     """Empty."""
     GERMINATED = 1
-    """Holds a seed that is not computed yet."""
+    """Holds a seed that is not in the forward pass yet."""
     TRAINING = 2
     """The seed learns behind the host without changing its output (without incubation it is active at once)."""
     BLENDING = 3

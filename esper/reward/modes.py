@@ -212,7 +212,8 @@ class BasicConfig(RewardConfig):
     rent_unit: RentUnit = RentUnit.params
     """Unit of rent: params, flops or latency."""
     fossilized: float = 0.1
-    """Points per percentage point of worth of a new fossil, at least 0. Higher: more fossils."""
+    """Points per percentage point of a new fossil's contribution or its host's gain, whichever is smaller, at least 0. Higher:
+    more fossils."""
     gain: float = 1.0
     """Points at the end per percentage point of committed accuracy above the newborn host, at least 0. Higher: the outcome
     outweighs other terms."""
@@ -225,9 +226,11 @@ class BasicPlusConfig(BasicConfig):
     pays: ClassVar[Pays] = {**BasicConfig.pays, "drip": table.DRIP}
     ranges: ClassVar[Mapping[str, Sequence[str]]] = {"[1, inf]": ["min_steps"]}
     fossilized: float = 0.03
-    """Points at once per percentage point of worth of a new fossil, at least 0. Higher: more fossils."""
+    """Points at once per percentage point of a new fossil's contribution or its host's gain, whichever is smaller, at least 0.
+    Higher: more fossils."""
     drip: float = 0.07
-    """Points over the rest of the episode per percentage point of worth of a new fossil, at least 0. Higher: lasting fossils."""
+    """Points over the rest of the episode per percentage point of a new fossil's contribution or its host's gain, whichever is
+    smaller, at least 0. Higher: lasting fossils."""
     min_steps: int = 5
     """Minimum number of steps over which the drip is spread, at least 1. Higher: less pay for late fossils."""
 
@@ -266,7 +269,7 @@ class EscrowConfig(DenseConfig):
     escrow: float = 0.1
     """Points per percentage point of a seed's balance, at least 0. Higher: reliably useful seeds."""
     window: int = 3
-    """Number of host epochs whose minimum worth the balance follows, at least 1. Higher: later pay, less noise."""
+    """Number of host epochs over whose minimum the balance follows a seed, at least 1. Higher: later pay, less noise."""
     most: float = 2.0
     """Maximum change of a balance per host epoch [pp], above 0; forfeits are immediate. Higher: earlier pay."""
 
@@ -317,7 +320,7 @@ class AccuracyMinusRentConfig(RewardConfig):
 class OnlineConfig(RewardConfig):
     """Mean validation accuracy over the host epochs minus the mean rent: what counts is the whole episode, not its end.
 
-    For hosts that serve while they change. The accuracy is that of the network in service, with all seeds at their current alpha;
+    For deployed hosts. The accuracy is that of the network with all seeds at their current alpha;
     an epoch that is rolled back pays nothing. Rent is charged for every epoch in which a seed is held, from its germination on,
     so late and removed seeds cost less. For the objective at the end only, see `accuracy_minus_rent`.
     """

@@ -68,11 +68,12 @@ class TaskConfig:
     valid_samples: int = 0
     """Validation samples per measurement, 0 for all. Fewer: faster, and noisier rewards."""
     label_noise: list[float] = field(default_factory=lambda: [0.0])
-    """Share of wrong labels among a host's training labels, each from 0 to below 1; fixed for the life of a host."""
+    """Share of wrong labels among a host's training labels, each from 0 to below 1; each host draws one value for its life."""
     data_share: list[float] = field(default_factory=lambda: [1.0])
-    """Share of the training samples that a host learns from, each above 0 and at most 1. Lower: fewer samples, repeated more."""
+    """Share of the training samples that a host learns from, each above 0 and at most 1; each host draws one value. Lower: fewer
+    samples, repeated more."""
     rate_factor: list[float] = field(default_factory=lambda: [1.0])
-    """Factor on the learning rates of a host and its seeds, each above 0."""
+    """Factor on the learning rates of a host and its seeds, each above 0; each host draws one value."""
     pretrain: int = 0
     """Host epochs of training before the episode, without seeds, at least 0; 0: the hosts are newborn. Higher: better hosts, but
     a slower first start; pretrained hosts are cached for later runs."""

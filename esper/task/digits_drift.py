@@ -1,6 +1,6 @@
 """Digits whose images or classes change during training: when to grow matters, and where depends on the change.
 
-It passes the headroom test (docs/worlds.md): over 12 runs of each, an oracle that knows the timetables reaches 72.8 points
+It passes the headroom test (docs/drift.md): over 12 runs of each, an oracle that knows the timetables reaches 72.8 points
 of return, the best schedule 64.6, the best rule 64.3, a bandit 59.1; the oracle leads by 8.2 (7.0 to 9.5).
 """
 

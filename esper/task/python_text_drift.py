@@ -1,7 +1,7 @@
 """Python source that gives way to other text while the hosts are in service.
 
 In a probe of 24 hosts growth paid after every event, most after relabel, but `lora` in r1c0 was within 0.1 of the best choice for
-each kind: what matters here is when to grow, hardly where. It fails the headroom test (docs/worlds.md): an oracle leads the
+each kind: what matters here is when to grow, hardly where. It fails the headroom test (docs/drift.md): an oracle leads the
 best rule by 0.9 points of return only (experiments/2026-11-26_text_gate).
 """
 

@@ -53,7 +53,7 @@ def quantity(tag: str, value: float) -> str:
 def unit_of(tag: str) -> str:
     """Return the unit of a metric after a space, empty if a reader does not need it."""
     unit = metric(tag).unit
-    return "" if unit in ("1", "count", "1/s", "reward") else f" {unit}"
+    return "" if unit in ("1", "count", "1/s", "points") else f" {unit}"
 
 
 def counted(count: int, noun: str) -> str:

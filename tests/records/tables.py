@@ -10,7 +10,8 @@ import pytest
 from esper.stats.sign_flip import sign_flip
 
 ROOT = Path(__file__).parents[2]
-WORLDS = ROOT / "docs" / "worlds.md"
+DRIFT = ROOT / "docs" / "drift.md"
+RESULTS = ROOT / "docs" / "results.md"
 LOG = ROOT / "experiments" / "LOG.md"
 README = (ROOT / "README.md").read_text()
 ROUNDING = 0.051

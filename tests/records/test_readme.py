@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from experiments.gap import closed
-from tests.records.tables import LOG, README, ROOT, assert_interval, page_of, percent, values
+from tests.records.tables import LOG, README, RESULTS, ROOT, assert_interval, page_of, percent, values
 
 ARMS = {
     "never growing (`wait`)": "wait",
@@ -75,8 +75,12 @@ def test_sentences_of_the_results() -> None:
 
 
 def test_sentence_on_rewards() -> None:
-    (more, less) = re.findall(r"(?<![\d.])(\d\.\d)\s+pp\s+(?:more|less)", README)
-    ends = re.findall(r"\((\d\.\d)\s+to (\d\.\d)", README[README.index("The reward sets the size") :])
+    text = RESULTS.read_text()
+    (more, less) = re.findall(r"(?<![\d.])(\d\.\d)\s+pp\s+(?:more|less)", text)
+    ends = re.findall(r"\((\d\.\d)\s+to (\d\.\d)", text[text.index("The reward sets the size") :])
+    assert f"policies reach {more} pp more test accuracy than with the default `shaped` ({' to '.join(ends[0])})" in " ".join(
+        README.split()
+    )
     table = values("2026-11-22_rewards", "accuracy")
     for mean, (low, high), better, worse in (
         (more, ends[0], "simplified", "shaped"),
@@ -104,7 +108,7 @@ def test_the_record_of_weak_runs_tells_its_numbers() -> None:
     assert f"{told}, so the default stays." in page_of(LOG)
     assert "returns {:.1f} points more than `schedule` ({:.1f} to {:.1f})".format(*lead) in text
     assert "and {:.1f} less than the oracle ({:.1f} to {:.1f})".format(*-behind[["mean", "high", "low"]]) in text
-    assert f"the smallest lead is {least['ppo']:.1f} points" in " ".join(README.split())
+    assert f"the smallest lead is {least['ppo']:.1f} points" in page_of(RESULTS)
     earlier = values("2026-11-22_policy", "return")
     lead = earlier["ppo"] - earlier["schedule"]
     assert (lead < 0.5).sum() == 3
