@@ -42,7 +42,7 @@ def test_links_are_rewritten_from_place_to_place() -> None:
     page, record = ROOT / "docs" / "drift.md", ROOT / "experiments" / "LOG.md"
     assert hooks.rewritten("[a](../README.md#start) [b](metrics.md)", page) == "[a](index.md#start) [b](metrics.md)"
     assert hooks.rewritten("[c](../experiments/LOG.md)", page) == "[c](repository/experiments/LOG.md)"
-    assert hooks.rewritten("[d](../docs/drift.md)", record) == "[d](../../worlds.md)"
+    assert hooks.rewritten("[d](../docs/drift.md)", record) == "[d](../../drift.md)"
     assert hooks.rewritten("[e](../esper/config.py)", record) == "[e](../esper/config.py.md)"
     others = "[f](https://example.org/x) [g](#here) [h](none.md)"
     assert hooks.rewritten(others, page) == others
