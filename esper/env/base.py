@@ -266,6 +266,10 @@ class EnvConfig:
         """Return the environment."""
         raise TypeError(f"{type(self).__name__} does not define build(parts)")
 
+    def memory(self, steps: int) -> float:
+        """Return the memory that the environment needs beside its hosts [bytes], for episodes of this length."""
+        return 0.0
+
     def check_run(self, *, slots: SlotsConfig, heads: HeadsConfig, steps: int) -> None:
         """Raise ValueError if the environment cannot run with these settings."""
 

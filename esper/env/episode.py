@@ -52,7 +52,9 @@ class Episode(EpisodeRecord):
     log: SeedLog = field(default_factory=SeedLog)
     """Every seed of the episode."""
     host_norm_N: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
-    """Gradient norm of each host, summed over the host epochs so far; see `StepSignals.host_norm_N`."""
+    """Gradient norm of each host, summed over the host epochs so far in which it is finite; see `StepSignals.host_norm_N`."""
+    norms_N: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Number of these host epochs."""
     loss_scale: float = math.nan
     """Lowest loss scale among the hosts after the last step; NaN without loss scales."""
     costs: Costs | None = None
@@ -103,7 +105,10 @@ class Episode(EpisodeRecord):
             self.loss_scale = float(np.fmin.reduce(info["scale"]))
         self.training_flops_N, self.measuring_flops_N = info["training_flops"], info["measuring_flops"]
         self.log.add(signals.num_steps - signals.steps_left, _slots(signals))
-        self.host_norm_N = signals.host_norm_N + (self.host_norm_N if len(self.host_norm_N) else 0.0)
+        finite_N, zero = np.isfinite(signals.host_norm_N), np.float32(0)
+        norm_N = np.where(finite_N, signals.host_norm_N, zero)
+        self.host_norm_N = norm_N + (self.host_norm_N if len(self.host_norm_N) else zero)
+        self.norms_N = finite_N + (self.norms_N if len(self.norms_N) else 0)
         self.signals = signals
         self.auditor.add(signals, info["components"])
 
@@ -164,7 +169,7 @@ class Episode(EpisodeRecord):
         values |= {f"host/stage_{stage.name.lower()}": (signals.final.stage == stage).sum() / hosts for stage in Stage}
         values |= {f"reward/{tag_name(name)}": paid for name, paid in self.terms.items()} | self._effects(signals)
         values |= {f"mode/{tag_name(name)}": self.return_N[rows].mean() for name, rows in self.modes.items()}
-        values |= self.audit | self._seeds() | self._gradients(signals.num_steps)
+        values |= self.audit | self._seeds() | self._gradients()
         return {tag: float(value) for tag, value in values.items()}
 
     def _effects(self, signals: StepSignals) -> dict[str, float]:
@@ -190,13 +195,13 @@ class Episode(EpisodeRecord):
             for what, value in asdict(stats).items()
         }
 
-    def _gradients(self, steps: int) -> dict[str, float]:
+    def _gradients(self) -> dict[str, float]:
         """Return the mean and the maximum over hosts of the gradient norm per epoch; empty if none is finite."""
-        norm_N = self.host_norm_N / steps
-        finite_N = norm_N[np.isfinite(norm_N)]
-        if not len(finite_N):
+        known_N = self.norms_N > 0
+        if not known_N.any():
             return {}
-        return {"host/gradient_norm": finite_N.mean(), "host/gradient_norm_max": finite_N.max()}
+        norm_N = self.host_norm_N[known_N] / self.norms_N[known_N]
+        return {"host/gradient_norm": norm_N.mean(), "host/gradient_norm_max": norm_N.max()}
 
 
 def tag_name(name: str) -> str:

@@ -50,16 +50,14 @@ class Optimum:
         states, self.next_TCA = self._reach()
         """The configuration that each action leads to, by step; -1 where it is not legal."""
         self.counts_TLS = counts = [_counts(time + 1, slots) for time in range(rules.num_steps)]
-        self.best_TCML: list[Ints] = []
+        self.best_TCML: list[npt.NDArray[np.int16]] = []
         """Best action for each belief, by step."""
         following = np.zeros((len(states[-1].stage), 2**kinds, 0))
         for time in reversed(range(rules.num_steps)):
             after = counts[time + 1] if time + 1 < rules.num_steps else None
             gain_CML = self._gain(states[time + 1], counts[time], after, following)
-            next_AC = self.next_TCA[time].T
-            value_ACML = np.where(next_AC[:, :, None, None] >= 0, gain_CML[next_AC], -np.inf)
-            following = value_ACML.max(axis=0)
-            self.best_TCML.insert(0, value_ACML.argmax(axis=0))
+            following, best_CML = _best(gain_CML, self.next_TCA[time].T)
+            self.best_TCML.insert(0, best_CML)
         first_M = following[0].sum(axis=1)
         self.value = float(first_M[-1])
         """Expected return of the best controller."""
@@ -107,6 +105,24 @@ class Optimum:
         alike_CQQ = (shown_CSQ[:, :, :, None] == shown_CSQ[:, :, None, :]).all(axis=1)
         bits_CQ = alike_CQQ @ (1 << np.arange(kinds))
         return np.arange(2**kinds)[None, :, None] & bits_CQ[:, None, :]
+
+
+def _best(gain_CML: Float64Array, next_AC: Ints) -> tuple[Float64Array, npt.NDArray[np.int16]]:
+    """Return the value of the best action in each belief before a step, and this action, the first of several.
+
+    Args:
+        gain_CML: value after the step, by the configuration after it.
+        next_AC: that configuration, by action and configuration before the step; -1 where the action is not legal.
+    """
+    shape = (next_AC.shape[1], *gain_CML.shape[1:])
+    value_CML, best_CML = np.full(shape, -np.inf), np.zeros(shape, dtype=np.int16)
+    for action, next_C in enumerate(next_AC):  # one by one: the values of all actions would not fit into memory
+        (legal_C,) = np.nonzero(next_C >= 0)
+        before_CML, after_CML = value_CML[legal_C], gain_CML[next_C[legal_C]]
+        better_CML = after_CML > before_CML
+        value_CML[legal_C] = np.where(better_CML, after_CML, before_CML)
+        best_CML[legal_C] = np.where(better_CML, np.int16(action), best_CML[legal_C])
+    return value_CML, best_CML
 
 
 def _counts(total: int, slots: int) -> Ints:

@@ -4,6 +4,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from esper.cli.help import as_typed
 from esper.lab.arms import AA_CONTROL
 from esper.lab.comparison import Comparison
 from esper.lab.design import Design
@@ -58,7 +59,7 @@ def config_table(found: Comparison) -> dict[str, Any] | None:
     for run in found.runs:
         for key, value in run.config.items():
             if key not in UNSHARED and key.split(".")[0] not in UNSHARED:
-                values.setdefault(key, {}).setdefault(run.arm, set()).add(str(value))
+                values.setdefault(key, {}).setdefault(run.arm, set()).add(as_typed(value))
     differing = {key: of for key, of in values.items() if len({frozenset(of.get(arm, ())) for arm in arms}) > 1}
     if not differing:
         return None

@@ -31,9 +31,9 @@ def costs_of(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
-        raise FileError(f"{path} is damaged: move it away, and resume= writes a new one") from error
+        raise FileError(f"{path} is damaged: move it away; the page then lacks FLOPs and prices") from error
     if not isinstance(found, dict):
-        raise FileError(f"{path} is damaged: move it away, and resume= writes a new one")
+        raise FileError(f"{path} is damaged: move it away; the page then lacks FLOPs and prices")
     return cast(dict[str, Any], found)
 
 

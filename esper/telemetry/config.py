@@ -11,6 +11,7 @@ from typing import Any
 from esper.ranges import check_ranges
 from esper.telemetry.anomalies import AnomaliesConfig, Findings
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer
+from esper.telemetry.jsonl import recorded_updates
 from esper.telemetry.profile import EPOCHS, UpdateProfile
 from esper.telemetry.tags import PHASES, Value, measured, metric, phase_shares
 from esper.telemetry.traces import Table
@@ -110,6 +111,8 @@ class Telemetry:
         self._every, self._detail_every, self._decisions = config.every, config.every * config.detail_every, config.decisions
         self._trace, self._update, self._total = config.trace, run.resume_update, run.total_updates
         self._seconds = Counter[str]()
+        for _, earlier in recorded_updates(run.folder, 0, run.resume_update):
+            self._count(earlier)
         self._profile = UpdateProfile(run.folder / "profile") if config.profile else None
         self._profiled = min(self._update + 2, self._total)
         self._latest: dict[str, float] = {}
@@ -122,6 +125,10 @@ class Telemetry:
                 self._writers.append(one.build(run))
                 closing.callback(self._writers[-1].close)
             self._closing = closing.pop_all()
+
+    def _count(self, values: Mapping[str, float]) -> None:
+        """Add the seconds that each phase of an update took."""
+        self._seconds.update({tag: values[tag] for tag in PHASES if tag in values})
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         """Announce the run.
@@ -188,7 +195,7 @@ class Telemetry:
         """
         values, self._update = measured(metrics), update
         self._latest.update(values)
-        self._seconds.update({tag: values[tag] for tag in PHASES if tag in values})
+        self._count(values)
         findings, last = findings or Findings(), update == self._total
         regular = last or update % self._detail_every == 0
         detailed = findings.detailed or regular

@@ -156,6 +156,8 @@ def estimate(config: Config, hosts: int | None = None) -> Estimate:
             size = _features(config, size, task)
             places = _of_hosts(config, task, size, count)
     places[CPU].append(Part("Python and its libraries", PROCESS, ()))
+    if own := config.env.memory(config.steps):
+        places[CPU].append(Part("the environment", own, ("steps",)))
     if hosts is None and config.agent.buffered:
         places[CPU] += _learning(config, size.slots if size else SANDBOX_SLOTS)
     epochs = (config.updates if hosts is None else 1) * count * config.steps

@@ -58,7 +58,7 @@ def test_a_run_takes_what_was_estimated(tmp_path: Path) -> None:
 def test_the_line_names_hosts_parameters_memory_and_host_epochs() -> None:
     line = estimate(check(["hosts=64", "updates=50"])).line()
     assert line == "64 hosts of 496 parameters, about 970 MB of memory; 64,000 host epochs"
-    assert estimate(check(["env=sandbox"])).line().startswith("32 hosts, about 400 MB of memory; 32,000")
+    assert estimate(check(["env=sandbox"])).line().startswith("32 hosts, about 660 MB of memory; 32,000")
 
 
 def test_tinystories_as_shipped_fits_a_gpu_of_24_gb(monkeypatch: pytest.MonkeyPatch) -> None:
