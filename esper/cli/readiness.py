@@ -1,5 +1,6 @@
 """Checks of a config against this machine."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,12 +11,13 @@ from esper.config import Config, ConfigError
 from esper.env.foresight import feature_tables
 from esper.env.growth_env import GrowthConfig
 from esper.env.spec import EnvSpec
-from esper.growth.compatibility import check_host, check_seeds
+from esper.growth.compatibility import check_alike, check_host, check_seeds
 from esper.hosts.base import segments_of, slot_specs
 from esper.pool.cluster import ClusterError
 from esper.pool.devices import find_device, find_precision
 from esper.pool.local import largest_shard
-from esper.task.instances import Split
+from esper.task.base import Task
+from esper.task.instances import Instances, Split
 from esper.task.loading import load_task
 from esper.training.estimate import check_memory
 from esper.training.resume import check_data, find_checkpoint, no_checkpoint
@@ -83,6 +85,7 @@ def _check_hosts(config: Config, teacher: Teacher | None) -> None:
     wanted = (*data.valid_y[some].shape, data.num_classes)
     causal = data.predicts_next
     features = check_host(host, same, data.inputs(data.valid_x[some].contiguous()), wanted, members, named, causal=causal)
+    check_alike([host, *_of_other_kinds(config, task)], members, named)
     _check_batch(config, host, data.inputs(data.valid_x[:1].contiguous()), named)
     names = tuple(slot.name for slot in slots)
     chosen_S = config.slots.chosen(names, config.choice("slots"))
@@ -94,6 +97,14 @@ def _check_hosts(config: Config, teacher: Teacher | None) -> None:
         agent.check_hosts(slots=names, in_use=chosen_S, cap=cap, blueprints=blueprints, hosts=config.hosts)
     if teacher and isinstance(config.env, GrowthConfig):
         teacher.build(_layout(config, config.env, names))
+
+
+def _of_other_kinds(config: Config, task: Task) -> list[nn.Module]:
+    """Return a host of every kind of lesion but the first host's; none for healthy hosts."""
+    first = task.instance(config.seed, Split.TRAINING, 0, 0)
+    kinds = config.task.kinds_of(config.host) if config.task.instances is Instances.lesioned else ()
+    with torch.random.fork_rng(devices=[]):
+        return [task.make_host(replace(first, lesion=kind)) for kind in dict.fromkeys(kinds) if kind != first.lesion]
 
 
 def _check_batch(config: Config, host: nn.Module, x: Tensor, named: str) -> None:

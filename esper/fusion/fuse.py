@@ -31,8 +31,10 @@ MIXES_MEMBERS = (
     nn.InstanceNorm2d,
     nn.LocalResponseNorm,
 )
-"""Layers without parameters that mix features across members."""
+"""Layers without parameters that mix features across members, or complain of the members' channels."""
 
+SETTINGS = (bool, int, float, str, type(None))
+"""Types of attributes that say how a module computes."""
 DRAWS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 """Layers that draw from torch's global random stream."""
 
@@ -55,6 +57,7 @@ def fuse(modules: Sequence[nn.Module], path: str = "", *, tied: bool = False) ->
     if not path:
         _refuse_randomness(first)
     name = path or type(first).__name__
+    _refuse_unlike(modules, name)
     if not path:
         _refuse_shared_buffers(first)
     if not path and not tied and len(list(first.parameters())) < len(list(first.named_parameters(remove_duplicate=False))):
@@ -83,6 +86,43 @@ def fuse(modules: Sequence[nn.Module], path: str = "", *, tied: bool = False) ->
         if child is not None
     }
     return StackedSequential(fused) if type(fused) is nn.Sequential else fused
+
+
+def _refuse_unlike(modules: Sequence[nn.Module], name: str) -> None:
+    """Raise FusionError if members differ in more than parameters and buffers: all would be computed as the first."""
+    first = modules[0]
+    kind, settings = type(first), _settings(first)
+    for other in modules:
+        if other is first:
+            continue
+        if type(other) is not kind:
+            what = f"a {type(other).__name__} in another host"
+        elif changed := [key for key, value in _settings(other).items() if settings.get(key) != value]:
+            what = f"another {changed[0]} in another host"
+        else:
+            continue
+        raise FusionError(
+            f"{name} is a {kind.__name__} in one host, with {what}, and hosts of one program may differ in parameters and "
+            "buffers only: use a buffer, such as a mask, or set devices.<name>.members_per_shard=1"
+        )
+
+
+def _settings(module: nn.Module) -> dict[str, object]:
+    """Return the attributes of a module that are numbers, booleans, texts, or sequences of these."""
+    return {
+        key: value
+        for key, value in vars(module).items()
+        if not key.startswith("_")
+        and key != "training"
+        and all(isinstance(one, SETTINGS) for one in (value if isinstance(value, (tuple, list)) else [value]))
+    }
+
+
+def _runs_own_code(module: nn.Module) -> bool:
+    """Return whether a module from outside, with layers inside, has a forward of its own. It may hold on to these layers in a
+    list, or read their weights."""
+    inside = (layer for layer in module.modules() if any(True for _ in layer.children()))
+    return any(type(layer).__module__.partition(".")[0] not in ("torch", "esper") for layer in inside)
 
 
 def _refuse_shared_buffers(module: nn.Module) -> None:
@@ -114,9 +154,9 @@ class Fleet:
     for any number of layers. `split` has one backward (a concatenation), so the flat tensor costs no more than separate leaf
     tensors.
 
-    A fleet of one takes any module: if a layer has no stacked form the module stays plain, its parameters are views of row 0, and
-    its buffers are exposed with a leading axis of 1. The module must read its parameters by name when it computes, as usual,
-    and change its buffers in place.
+    A fleet of one takes any module: if a layer has no stacked form, or the module is a class from outside with a forward of its
+    own, it stays plain, its parameters are views of row 0, and its buffers are exposed with a leading axis of 1. The module must
+    read its parameters by name when it computes, as usual, and change its buffers in place.
 
     Raises:
         FusionError: several modules cannot be fused, or a module draws random numbers.
@@ -124,12 +164,16 @@ class Fleet:
 
     def __init__(self, modules: Sequence[nn.Module], device: torch.device | str = "cpu") -> None:
         self.members = len(modules)
+        plain = len(modules) == 1 and _runs_own_code(modules[0])
         try:
-            self.module, self.stacked = fuse(modules, tied=True).to(device), True
+            if not plain:
+                self.module, self.stacked = fuse(modules, tied=True).to(device), True
         except FusionError:
-            _refuse_randomness(modules[0])
-            if len(modules) > 1:
+            plain = len(modules) == 1
+            if not plain:
                 raise
+        if plain:
+            _refuse_randomness(modules[0])
             self.module, self.stacked = copy.deepcopy(modules[0]).to(device), False
             for layer in self.module.modules():
                 if isinstance(layer, nn.GroupNorm):

@@ -129,7 +129,9 @@ class StackedBatchNorm2d(StackedLayer):
     def vectors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return weight, bias, running mean and running variance of all members, each `[M*C]`."""
         assert self.bias is not None
-        return self.weight.flatten(), self.bias.flatten(), self.running_mean.view(-1), self.running_var.view(-1)
+        # One channel per member is a column of the flat tensor: torch 2.13 ignores its stride in a backward pass on a CPU.
+        weight, bias = self.weight.flatten().contiguous(), self.bias.flatten().contiguous()
+        return weight, bias, self.running_mean.view(-1), self.running_var.view(-1)
 
 
 class StackedGroupNorm(StackedLayer):
@@ -241,6 +243,9 @@ class StackedEmbedding(StackedLayer):
             raise refuse(first, "padding_idx, max_norm, scale_grad_by_freq or sparse", "use the defaults")
 
     def forward(self, tokens: Tensor) -> Tensor:
+        # Beyond its own table, a member would read the next one's. On a GPU, a check would force a synchronisation.
+        if tokens.device.type == "cpu" and tokens.numel() and (largest := int(tokens.max())) >= self.weight.shape[1]:
+            raise IndexError(f"token {largest} is beyond the {self.weight.shape[1]} rows of an embedding")
         first_M = torch.arange(self.members, device=tokens.device) * self.weight.shape[1]
         return F.embedding(tokens + per_member(first_M, tokens), self.weight.flatten(0, 1))
 

@@ -1,6 +1,6 @@
 """Compatibility of task, host and blueprints, checked before a run starts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,17 @@ def check_host(
         fleet = Fleet([host] * min(2, members))
         probe_host(host, same, samples, fleet if fleet.members > 1 else None, causal=causal)
     return features
+
+
+def check_alike(hosts: Sequence[nn.Module], members: int, name: str) -> None:
+    """Check that hosts of several kinds can be fused.
+
+    Raises:
+        ValueError: they differ in more than parameters and buffers.
+    """
+    if members > 1:
+        with flaws(name, "the host"):
+            Fleet(hosts)
 
 
 def check_seeds(

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from esper.fusion.device import on_device
 from esper.fusion.folding import folded
 from esper.fusion.fuse import Fleet
+from esper.fusion.layout import members_first
 from esper.fusion.precision import Precision, computed_in
 from esper.growth.active import ActiveSeeds, active_seeds, in_banks
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
@@ -242,8 +243,10 @@ class GrowingNetwork:
             )
         if loss_M.requires_grad:  # else nothing learns in this pass
             backpropagate(loss_M, self._scale(), hooks)
-        if hooks is not None and targets_M is not None:
-            hooks.scale(targets_M / self.objective.num_targets(y_MB).clamp(min=1))
+        if hooks is not None:
+            count, batch = self.objective.num_targets, len(x) // self.members if members_first(x) else len(x)
+            y_MBT = y_MB.view(self.members, batch, -1)
+            hooks.rescale(count(y_MB) if targets_M is None else targets_M, lambda n: count(y_MBT[:, :n].flatten(1)))
         if self.closed_loop is not None:
             with self._computed():
                 loss_L = self.closed_loop.losses(self.host, starts, y_MB, targets_M, self.objective)

@@ -119,10 +119,8 @@ def probe_seed(
             raise Flaw(MIXES)
         if causal:
             _probe_causality(branch, x, y)
-        if fleet is not None:
-            rows = flatten_parameters(branch).expand(2, -1)
-            if not _close(fleet.bind(rows)(join_members([x, x.flip(0)])), join_members([y, y.flip(0)])):
-                raise Flaw(FUSED)
+    if fleet is not None:
+        _probe_fleet(fleet, lambda module, x: module(x), branch, x)
 
 
 def _branch(blueprint: BlueprintConfig, slot: SlotSpec, row: Tensor) -> nn.Module:
@@ -212,6 +210,39 @@ def probe_host(host: nn.Module, same: nn.Module, x: Tensor, fleet: Fleet | None,
         raise Flaw(UNSTEADY)
     slots = {f"slot {slot.name}": h for slot, h in zip(getattr(host, "slots"), features[:-1], strict=True)}  # noqa: B009
     check_gradients(features[-1].sum(), slots | {f"its parameter {name}": weight for name, weight in twins[0].named_parameters()})
+    if fleet is not None:
+        _probe_fleet(fleet, lambda module, x: _through(module, x)[-1], host, x)
+
+
+def _probe_fleet(fleet: Fleet, forward: Callable[[nn.Module, Tensor], Tensor], part: nn.Module, x: Tensor) -> None:
+    """Check that two copies of a part as one program compute and learn in training what each does alone.
+
+    Raises:
+        Flaw: it does not.
+    """
+    alone = [copy.deepcopy(part).train() for _ in range(2)]
+    samples = [one.requires_grad_(one.is_floating_point()) for one in (x.clone(), x.flip(0))]
+    outputs = [forward(*one) for one in zip(alone, samples, strict=True)]
+    generator = torch.Generator().manual_seed(0)
+    directions = [torch.randn(y.shape, dtype=y.dtype, generator=generator) for y in outputs]
+    # With respect to the samples, too: torch 2.13 crashes in the backward of a group norm whose input needs no gradient.
+    wanted = [
+        _gradients((y * direction).sum(), [*one.parameters()], here)
+        for y, direction, one, here in zip(outputs, directions, alone, samples, strict=True)
+    ]
+    rows = torch.stack([flatten_parameters(one) for one in alone]).requires_grad_()
+    here = join_members(samples).detach().requires_grad_(x.is_floating_point())
+    y = forward(fleet.bind(rows).train(), here)
+    found = _gradients((y * join_members(directions)).sum(), [rows], here)
+    if not (_close(y, join_members(outputs)) and _close(found, torch.cat(wanted))):
+        raise Flaw(FUSED)
+
+
+def _gradients(total: Tensor, sources: Sequence[Tensor], samples: Tensor) -> Tensor:
+    """Return the gradients with respect to some tensors in one row, from a backward pass as far as the samples."""
+    every = [*sources, samples] if samples.requires_grad else sources
+    found = torch.autograd.grad(total, every, allow_unused=True, materialize_grads=True)
+    return torch.cat([one.flatten() for one in found[: len(sources)]])
 
 
 def check_features(y: object, shape: Sequence[int] | None, dtype: torch.dtype) -> None:

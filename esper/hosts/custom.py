@@ -1,6 +1,8 @@
 """A host class from a module outside the package, found by its import path."""
 
+import inspect
 import pkgutil
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +47,8 @@ class CustomConfig(HostConfig):
         try:
             return kind(shape, num_classes)
         except TypeError as error:
+            if any(frame.filename == inspect.getfile(kind) for frame in traceback.extract_tb(error.__traceback__)):
+                raise  # an error in its code, whose traceback has the line
             raise ValueError(f"host.path={self.path} cannot be called as {kind.__name__}(shape, num_classes): {error}") from error
 
     def _imported(self) -> type[nn.Module]:
@@ -52,6 +56,8 @@ class CustomConfig(HostConfig):
             found = pkgutil.resolve_name(self.path)
         except (ModuleNotFoundError, AttributeError, ValueError) as error:
             module, _, name = self.path.partition(":")
+            if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
+                raise ValueError(f"host.path={self.path} imports {error.name}, which is not installed") from error
             remedy = "check the spelling, or add its folder to PYTHONPATH"
             if module.endswith(".py"):
                 remedy = f"name the module instead of the file, as in {Path(module).stem}:{name}"

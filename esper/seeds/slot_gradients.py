@@ -5,7 +5,7 @@ They are captured during training for growth potential (`measure.potential`) and
 
 # M members, n samples a member
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,10 +64,9 @@ class GradientHooks:
         """Capture the features of the next slot, and their gradient when it arrives. `x` is not changed."""
         slot, count = len(self._features), self._enough(x)
         self._features.append(in_single(samples_of(x.detach(), self.members, count)))
-        scale = x.numel() / self._features[-1].numel()  # the mean loss of fewer samples has larger gradients
 
         def capture(grad: Tensor) -> None:
-            self._grads[slot] = scale * in_single(samples_of(grad, self.members, count))
+            self._grads[slot] = in_single(samples_of(grad, self.members, count))
 
         if not x.requires_grad:  # nothing that learns lies before this slot
             x.requires_grad_()
@@ -84,6 +83,17 @@ class GradientHooks:
     def scale(self, factor_M: Tensor) -> None:
         """Multiply the gradients captured so far by a factor for each member."""
         for grad in self._grads.values():
+            grad.mul_(factor_M.view(-1, *[1] * (grad.dim() - 1)))
+
+    def rescale(self, whole_M: Tensor, targets_of: Callable[[int], Tensor]) -> None:
+        """Turn gradients of a sum of losses divided by `whole_M` into those of the mean loss over the captured samples.
+
+        Args:
+            whole_M: the divisor, the number of targets of each member's whole batch.
+            targets_of: function that returns the number of targets of each member's first n samples `[M]`.
+        """
+        for slot, grad in self._grads.items():
+            factor_M = whole_M / targets_of(self._features[slot].shape[1]).clamp(min=1)
             grad.mul_(factor_M.view(-1, *[1] * (grad.dim() - 1)))
 
     def gradients(self) -> list[SlotGradients]:

@@ -24,7 +24,9 @@ LAYERS = {
     "conv_depthwise": (lambda: nn.Conv2d(7, 7, 3, groups=7, padding=1, bias=False), (7, 5, 5)),
     "masked_conv": (lambda: MaskedConv2d(3, 5, 3, CENTRE, padding=1), (3, 7, 7)),
     "batch_norm": (lambda: nn.BatchNorm2d(5, momentum=0.3, eps=1e-3), (5, 7, 7)),
+    "batch_norm_of_one_channel": (lambda: nn.BatchNorm2d(1), (1, 7, 7)),
     "group_norm": (lambda: nn.GroupNorm(1, 5, eps=1e-3), (5, 7, 7)),
+    "group_norm_of_one_channel": (lambda: nn.GroupNorm(1, 1), (1, 7, 7)),
     "group_norm_groups": (lambda: nn.GroupNorm(3, 9), (9, 3, 3)),
     "max_pool": (lambda: nn.MaxPool2d(2), (5, 7, 4)),
     "max_pool_padded": (lambda: nn.MaxPool2d(3, 2, 1), (5, 7, 4)),
@@ -339,3 +341,33 @@ def test_a_group_norm_without_a_stacked_form_learns_from_images_that_need_no_gra
     module(x.contiguous()).square().sum().backward()
     wanted = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
     torch.testing.assert_close(fleet.flat.grad[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+class Times(nn.Module):
+    """A layer with a setting."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "sentence"),
+    [
+        (lambda: Times(1.0), lambda: Times(0.1), "is a Times in one host, with another factor in another host"),
+        (nn.ReLU, nn.Sigmoid, "is a ReLU in one host, with a Sigmoid in another host"),
+        (lambda: nn.Conv2d(1, 2, 3, padding=1), lambda: nn.Conv2d(1, 2, 3, padding=2, dilation=2), "with another padding in"),
+    ],
+)
+def test_members_that_differ_in_more_than_numbers_are_refused(one, other, sentence):
+    with pytest.raises(FusionError, match=f"^0 {sentence}" if sentence.startswith("is") else sentence):
+        fuse([nn.Sequential(make(), nn.Flatten()) for make in (one, one, other)])
+
+
+def test_a_member_does_not_read_the_embedding_of_another():
+    fleet = Fleet([nn.Sequential(nn.Embedding(5, 2)) for _ in range(2)])
+    with pytest.raises(IndexError, match="token 5 is beyond the 5 rows of an embedding"):
+        fleet.bind()(side_by_side(torch.tensor([[[5, 1]], [[0, 1]]])))

@@ -146,6 +146,7 @@ def nothing_left() -> Iterator[None]:
 def on_the_path(nothing_left: None, own_parts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Put the module `my_hosts` on Python's search path."""
     (tmp_path / "my_hosts.py").write_text(MODULE)
+    (tmp_path / "imports.py").write_text("import no_such_module")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("my_hosts", None)
@@ -203,6 +204,7 @@ def test_a_custom_host_of_text_trains(tmp_path) -> None:
     ("path", "sentence"),
     [
         ("my_host:MyHost", "host.path=my_host:MyHost: No module named 'my_host': check the spelling, or add its folder"),
+        ("imports:Host", "host.path=imports:Host imports no_such_module, which is not installed"),
         ("my_hosts.py:Words", "name the module instead of the file, as in my_hosts:Words"),
         ("my_hosts:YourHost", "host.path=my_hosts:YourHost: module 'my_hosts' has no attribute 'YourHost'"),
         ("my_hosts:text", "host.path=my_hosts:text is not a subclass of torch.nn.Module: name one"),

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from esper.fusion.fuse import Fleet
 from esper.fusion.layout import Layout
 from esper.growth.compatibility import check_seeds
 from esper.growth.probe import probe_seed
@@ -214,4 +215,4 @@ class ExcitedConfig(BlueprintConfig):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_seed_that_only_some_newborns_can_train_is_accepted(seed: int) -> None:
     features = torch.rand(3, WIDTH, 5, 5, generator=torch.Generator().manual_seed(seed))
-    probe_seed(ExcitedConfig(), SlotSpec("r0c0", WIDTH), features, None)
+    probe_seed(ExcitedConfig(), SlotSpec("r0c0", WIDTH), features, Fleet([Excited(), Excited()]))
