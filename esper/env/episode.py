@@ -53,7 +53,7 @@ class Episode(EpisodeRecord):
     """Every seed of the episode."""
     host_norm_N: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
     """Gradient norm of each host, summed over the host epochs so far in which it is finite; see `StepSignals.host_norm_N`."""
-    norms_N: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    norms_N: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
     """Number of these host epochs."""
     loss_scale: float = math.nan
     """Lowest loss scale among the hosts after the last step; NaN without loss scales."""
@@ -108,7 +108,7 @@ class Episode(EpisodeRecord):
         finite_N, zero = np.isfinite(signals.host_norm_N), np.float32(0)
         norm_N = np.where(finite_N, signals.host_norm_N, zero)
         self.host_norm_N = norm_N + (self.host_norm_N if len(self.host_norm_N) else zero)
-        self.norms_N = finite_N + (self.norms_N if len(self.norms_N) else 0)
+        self.norms_N = finite_N.astype(np.float32) + (self.norms_N if len(self.norms_N) else zero)
         self.signals = signals
         self.auditor.add(signals, info["components"])
 
