@@ -254,3 +254,16 @@ def test_a_registered_writer_takes_settings(tmp_path: Path, monkeypatch: pytest.
     assert kept[0] == f"expect {ACCURACY}, policy/kl, host/loss", "once, with those that were not measured"
     assert kept[1:] == ["show 1", "write 2", "show 2", "write 3", "show 3"]
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "times.jsonl"}
+
+
+def test_the_times_of_a_resumed_run_are_those_of_all_its_updates(tmp_path: Path) -> None:
+    config = TelemetryConfig(writers=["jsonl", "console"])
+    phases = ["time/train_seconds", "time/update_seconds"]
+    for resume, total, seconds in ((0, 2, (3.0, 1.0)), (2, 4, (1.0, 3.0))):
+        telemetry, file = build(config, tmp_path, total, resume)
+        with closing(telemetry):
+            for update in range(resume + 1, total + 1):
+                telemetry.update(update, dict(zip(phases, seconds, strict=True)))
+            telemetry.finish()
+    assert "training 50 %" in file.getvalue()
+    assert "learning 50 %" in file.getvalue()

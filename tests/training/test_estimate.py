@@ -50,8 +50,9 @@ def peak(overrides: list[str], folder: Path) -> float:
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
 
 
-def test_a_run_takes_what_was_estimated(tmp_path: Path) -> None:
-    overrides = ["hosts=64", *WORDS]
+@pytest.mark.parametrize("more", [["hosts=64"], ["env=sandbox", "steps=18"]], ids=" ".join)
+def test_a_run_takes_what_was_estimated(more: list[str], tmp_path: Path) -> None:
+    overrides = [*WORDS, *more] if "steps=18" not in more else ["updates=1", "telemetry=quiet", *more]
     assert 0.5 < (estimate(check(overrides)).bytes - PROCESS) / peak(overrides, tmp_path) < 2
 
 
