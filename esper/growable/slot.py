@@ -223,7 +223,11 @@ class GrowingSlot(nn.Module):
                 f"slot {self.spec.name}: seeds grow on {self.spec.layout} here, as in the example of esper.grow, but this output "
                 f"has the shape {tuple(h.shape)}: give esper.grow a batch as example"
             )
-        delta = seed(h if self._opens else h.detach()).to(h.dtype)
+        given = h if self._opens else h.detach()
+        if torch.is_grad_enabled() and not given.requires_grad and given.device.type == "cpu":
+            # torch 2.13 crashes in the backward of a group norm on channels-last images that need no gradient.
+            given = given.contiguous()
+        delta = seed(given).to(h.dtype)
         if self.blend is Blend.MULTIPLY:
             delta = (h.detach() if self._straight else h) * torch.tanh(delta)
         if self._straight:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import esper
@@ -15,6 +16,7 @@ from esper.growable.slot import on_cpu
 from esper.lifecycle.roles import Fossils, Incubation
 from esper.lifecycle.slots import SlotsConfig
 from esper.seeds.blueprints.cnn import ConvLightConfig
+from tests.forked import in_fork
 from tests.growable.test_grow import active, batch, grown, loss_of, module, moved
 
 
@@ -231,3 +233,33 @@ def test_second_derivatives_are_right(blend: str) -> None:
     h = h * (1 + torch.tanh(seed(h))) if blend == "multiply" else h + seed(h)
     for one, other in zip(penalty(net(x)), penalty(nn.Sequential(*layers[2:])(h)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("incubation", list(Incubation))
+def test_a_group_norm_grows_on_channels_last_images(incubation: Incubation, frozen: bool) -> None:
+    """In a fork: PyTorch crashes in the backward pass of a group norm on channels-last images that need no gradient."""
+
+    def gradients() -> dict[str, list[Tensor]]:
+        found = dict[str, list[Tensor]]()
+        for form in (torch.contiguous_format, torch.channels_last):
+            torch.manual_seed(0)
+            layers = nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 5)
+            module = nn.Sequential(*layers).to(memory_format=form).requires_grad_(not frozen)
+            x, y = torch.randn(4, 3, 8, 8).to(memory_format=form), torch.arange(4)
+            net = esper.grow(module, slots=["1"], example=x, incubation=incubation.value)
+            seed = net.germinate("1", "norm")
+            for parameter in seed.parameters():
+                parameter.data.add_(0.1)
+            net.begin_epoch()
+            F.cross_entropy(net(x), y).backward()
+            net.incubate(lambda net=net, x=x, y=y: F.cross_entropy(net(x), y))
+            found[str(form)] = [parameter.grad for parameter in seed.parameters() if parameter.grad is not None]
+        return found
+
+    if frozen and incubation is Incubation.closed_loop:
+        pytest.skip("the loss of a frozen module depends on nothing that learns before the second pass")
+    one, other = in_fork(gradients).values()
+    assert one
+    for pair in zip(one, other, strict=True):
+        torch.testing.assert_close(*pair)
