@@ -169,7 +169,8 @@ class Config(Chosen):
         self.task.check_host(self.host)
         self.task.events.check_steps(self.steps)
         if self.host.frozen and not self.task.pretrain:
-            warnings.warn("host.frozen=true freezes untrained hosts: set task.pretrain to train them first", stacklevel=2)
+            remedy = "set task.pretrain to train them first, unless their class loads trained weights"
+            warnings.warn(f"host.frozen=true freezes hosts as they are built: {remedy}", stacklevel=2)
         if self.policy_seed is not None and not self.agent.seeded:
             agent = self.choice("agent")
             warnings.warn(f"policy_seed={self.policy_seed} has no effect with agent={agent}: leave it out", stacklevel=2)

@@ -7,6 +7,7 @@ samples. The constants were measured; a test compares the estimate with the memo
 # N hosts, S slots, K blueprints, B samples of a batch
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,7 +175,8 @@ def _weights(config: Config, task: Task) -> HostSize:
     instance = task.instance(config.seed, Split.TRAINING, 0, 0)
     for device in ("meta", "cpu"):  # a class from outside may need values
         try:
-            with torch.random.fork_rng(devices=[]), torch.device(device):
+            ignored = warnings.catch_warnings(action="ignore")  # such as those of weights that are loaded without their values
+            with torch.random.fork_rng(devices=[]), torch.device(device), ignored:
                 host = task.make_host(instance)
                 slots = slot_specs(host)
                 chosen_S = config.slots.chosen(tuple(slot.name for slot in slots), config.choice("slots"))
