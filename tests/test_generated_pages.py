@@ -99,7 +99,8 @@ def test_defaults_within_a_config_are_those_of_the_option() -> None:
 
 
 def test_named_values_and_elements_of_lists_are_listed() -> None:
-    assert "One of `straight_through`, `closed_loop`, `none`. |" in CONFIG
+    assert "One of `constant`, `cosine`, `one_cycle`. |" in CONFIG
+    assert "straight_through, closed_loop or none. |" in CONFIG
     assert all(f"| `slots.incubation` | `{one}` | " in CONFIG for one in Incubation)
     assert "| `agent.actions[].op` | `germinate` |" in CONFIG
 

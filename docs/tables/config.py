@@ -1,5 +1,6 @@
 """Tables of config.md and of its pages in config/: the keys of every config, their named values, and the presets."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
@@ -163,7 +164,7 @@ def _keys(node: type, prefix: str, value: object = MISSING) -> Iterator[Row]:
         key, default = f"{prefix}{field.name}", _default(field) if value is MISSING else getattr(value, field.name)
         kind = _element(hints[field.name])
         meaning = docs.get(field.name, "")
-        if isinstance(kind, type) and issubclass(kind, StrEnum):
+        if isinstance(kind, type) and issubclass(kind, StrEnum) and not {*kind} <= {*re.findall(r"\w+", meaning)}:
             meaning += f" {'One' if kind is hints[field.name] else 'Any'} of {ticked(kind)}."
         elsewhere = default == "???" or isinstance(default, CounterfactualsConfig)
         nested = is_dataclass(kind) and not elsewhere
