@@ -87,7 +87,7 @@ class GrowingNetwork:
         parts = {host: folded(host) if frozen else host for host in hosts}  # several may be the same module
         self.host = Fleet([parts[host] for host in hosts], device)
         self.host.flat.requires_grad_(not frozen)
-        self.optimiser = optimiser.build(self.host.flat)
+        self.optimiser = optimiser.build(self.host.flat[:, :0] if frozen else self.host.flat)
         self._config, self._rate_M1 = optimiser, rate_M1
         self.banks: dict[BankKey, SeedBank] = {}
         self.active_S: list[ActiveSeeds | None] = [None for _ in self.slots]

@@ -112,7 +112,7 @@ class MemberOptimiser:
         self.flat, self._warmup = flat, warmup_batches
         self.state = {name: torch.zeros_like(flat, requires_grad=False) for name in rows}
         # Sums of norms, and how many, are tensors: a captured step counts when it is replayed.
-        self._norms, self._counted = (torch.zeros_like(flat[:, :1], requires_grad=False) for _ in range(2))
+        self._norms, self._counted = (flat.new_zeros(len(flat), 1) for _ in range(2))
         if counts or warmup_batches:
             self.state["steps"] = torch.zeros_like(self._norms)
 

@@ -112,3 +112,14 @@ def test_memory_of_many_hosts_with_all_banks():
     rows = network.rows()
     assert len(rows) > 12 * len(blueprints)
     assert 2 * sum(row.nbytes for row in rows.values()) < 32e6
+
+
+def test_a_frozen_host_has_no_optimiser_state():
+    host = CNNConfig().build((1, 8, 8), 10, [False] * 3)
+    sizes = [
+        sum(state.numel() for state in GrowingNetwork([host] * 2, (), optimiser=ADAMW, frozen=frozen).optimiser.state.values())
+        for frozen in (False, True)
+    ]
+    assert sizes[0] >= 4 * sum(parameter.numel() for parameter in host.parameters())
+    assert sizes[1] == 2, "a count of steps each"
+    assert GrowingNetwork([host], (), optimiser=ADAMW, frozen=True).take_norms().isnan().all()
