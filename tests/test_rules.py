@@ -126,6 +126,8 @@ BAD: list[tuple[str, str]] = [
     ("task=digits_drift task.events.lasts=[0]", "task.events.passing needs every task.events.lasts to be at least 1"),
     ("task=digits_drift steps=10", "task.events.last=14 must be below steps=10"),
     ("task.data_share=[0.5] task.events.kinds=[leave]", "task.data_share cannot limit arriving and leaving classes"),
+    ("task.label_noise=[0.1] task.events.kinds=[arrive]", "task.label_noise would give samples classes that have not arrived"),
+    ("task.classes=[3] task.label_noise=[0.1] task.events.kinds=[relabel]", "task.classes with task.label_noise and relabelling"),
     ("task=mnist5k task.crop_padding=-1", "task.crop_padding"),
     ("task=svhn task.crop_padding=128", "task.crop_padding"),
     ("task=image_arrays task.channels=middle", "task.channels must be first, last or empty, got middle"),

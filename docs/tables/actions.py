@@ -12,9 +12,9 @@ from esper.lifecycle.roles import Blend
 OPERATIONS = {
     Op.WAIT: "Do nothing. Always legal.",
     Op.GERMINATE: "Plant a seed of a blueprint in an empty slot, and choose how it will be blended in.",
-    Op.SET_ALPHA_TARGET: "Ramp alpha of a seed in blending or holding to another target. Legal only if `alpha_target` is free. "
-    "With `slots.switchable=true` it also switches a fossil off, or on again, at once, whatever the other heads say, and even if "
-    "`alpha_target` is fixed.",
+    Op.SET_ALPHA_TARGET: "Ramp alpha of a seed in blending or holding to a target; the present one changes nothing. Legal only "
+    "if `alpha_target` is free. With `slots.switchable=true` it also switches a fossil off, or on again, at once, even if "
+    "`alpha_target` is fixed; the other heads have no effect then, but fixed ones must have their value.",
     Op.PRUNE: "Remove a live seed, at once or after a ramp of alpha down to 0.",
     Op.FOSSILIZE: "Keep a seed in holding permanently.",
     Op.ADVANCE: "Move a seed to its next stage, if the gate to that stage is open.",

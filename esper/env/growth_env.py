@@ -349,7 +349,6 @@ class GrowthEnv(Environment):
 
     def _committed_accuracy(self, of_N: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
         """Return the validation accuracy of the marked hosts with their fossils only, as they are now [%]."""
-        self.pool.arrange(lifecycle.roles(self.state, self.slots))
         return self.pool.validate(self._committed_alpha()[None], wanted_N=of_N).accuracy_VM[0, of_N]
 
     def _committed_alpha(self) -> npt.NDArray[np.float32]:

@@ -103,7 +103,7 @@ def _refuse_unlike(modules: Sequence[nn.Module], name: str) -> None:
             continue
         raise FusionError(
             f"{name} is a {kind.__name__} in one host, with {what}, and hosts of one program may differ in parameters and "
-            "buffers only: use a buffer, such as a mask, or set devices.<name>.members_per_shard=1"
+            "buffers only: use MaskedConv2d or MaskedLinear of esper.fusion.layers, or set devices.<name>.members_per_shard=1"
         )
 
 

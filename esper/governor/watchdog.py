@@ -31,7 +31,8 @@ class WatchdogConfig(GovernorConfig):
     """Multiple of the host's best loss that a divergent loss must exceed as well, above 1. Lower: earlier rollbacks."""
     deviations: float = 6.0
     """Spreads above the median of the last healthy losses beyond which a loss is suspect, above 0. The spread is 1.48
-    median absolute deviations. A suspect host gets no snapshot, and no action may grow it. Lower: more suspects; inf: none."""
+    median absolute deviations. A suspect host gets no snapshot, and no seed of it may be planted, advanced or kept. Lower: more
+    suspects; inf: none."""
     least_spread: float = 0.1
     """Minimum spread, as a share of the chance loss, at least 0. Higher: tolerates larger jumps of a steady host."""
     window: int = 20

@@ -59,7 +59,7 @@ class ActiveSeeds:
     active: IntArray
     """`active_L` on the CPU, for what need not wait for a GPU."""
     behind: BoolArray
-    """Seeds with blend weight 0 `[L]`."""
+    """Seeds that train behind the host, at blend weight 0 `[L]`."""
     multiplies: BoolArray
     """Seeds that blend by multiplication `[L]`."""
     _rows: dict[int, SlotRows] = field(default_factory=dict)
@@ -138,6 +138,6 @@ def active_seeds(
         multiplies_L=on_device(times, device) if times.any() else None,
         open_L=None if opens.all() else on_device(opens, device),
         active=active,
-        behind=alpha == 0,
+        behind=roles.behind[live, slot],
         multiplies=times,
     )

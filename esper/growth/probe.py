@@ -109,7 +109,7 @@ def probe_seed(
     x = x.abs() if (features >= 0).all() else x  # what follows a ReLU may count on its sign
     direction = torch.randn(x.shape, dtype=x.dtype, generator=generator)
     if not _probe_birth(branch, x, direction) and not _ever_learns(blueprint, slot, x, generator):
-        raise Flaw("has only zero gradients at birth and never learns: end it in its one layer of zeros, with no ReLU after it")
+        raise Flaw("has only zero gradients at birth, biases aside: end it in its one layer of zeros, with no ReLU after it")
     with torch.no_grad():
         for parameter in branch.parameters():  # zeros would hide what the layers before them do
             parameter += 0.1 * torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
@@ -144,8 +144,8 @@ def _ever_learns(blueprint: BlueprintConfig, slot: SlotSpec, x: Tensor, generato
 
 
 def _probe_birth(branch: nn.Module, x: Tensor, direction: Tensor) -> bool:
-    """Check the output of a newborn branch, and that gradients reach its parts, and return whether one of its parameters has a
-    gradient other than zero, in one direction of its output."""
+    """Check the output of a newborn branch, and that gradients reach its parts, and return whether one of its parameters, biases
+    aside, has a gradient other than zero, in one direction of its output."""
     h = x.clone().requires_grad_()
     given = h * 1.0
     delta = branch(given)
@@ -156,7 +156,8 @@ def _probe_birth(branch: nn.Module, x: Tensor, direction: Tensor) -> bool:
         raise Flaw("is not the identity at birth: end it in a layer initialised to zero (born_as_zero)")
     weights = {f"its parameter {name}": weight for name, weight in branch.named_parameters()}
     _, *grads = check_gradients((delta * direction).sum(), {"its input": h} | weights)
-    return any(bool(grad.any()) for grad in grads)
+    biases = [name.rpartition(".")[2] == "bias" for name in weights]
+    return any(bool(grad.any()) for grad, bias in zip(grads, biases, strict=True) if not bias or all(biases))
 
 
 def _probe_vmap(forward: Callable[[Tensor], Tensor], x: Tensor) -> None:

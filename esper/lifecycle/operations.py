@@ -201,7 +201,8 @@ def _outlived(state: SlotState, slots: SlotsConfig) -> BoolArray:
 
 def roles(state: SlotState, slots: SlotsConfig) -> Roles:
     """Return the role of each seed in the next host epoch."""
-    part_NS, fossil_NS = state.within(*TAKES_PART), state.within(Stage.FOSSILIZED)
+    fossil_NS = state.within(Stage.FOSSILIZED)
+    part_NS = state.within(*TAKES_PART) & ~(fossil_NS & (state.alpha == 0))  # a fossil that is off is not computed
     behind_NS = state.within(Stage.TRAINING) & (slots.incubation != Incubation.none)
     stays_NS = fossil_NS & (slots.fossils == Fossils.frozen)
     if slots.learning_epochs:
@@ -213,7 +214,7 @@ def roles(state: SlotState, slots: SlotsConfig) -> Roles:
         alpha=state.alpha,
         behind=behind_NS,
         open=part_NS & ~kept_out_NS,
-        learns=part_NS & ~state.dying & ~stays_NS & ~(fossil_NS & (state.alpha == 0)),  # momentum would change one that is off
+        learns=part_NS & ~state.dying & ~stays_NS,
         fossil=fossil_NS,
     )
 

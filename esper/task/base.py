@@ -100,6 +100,10 @@ class TaskConfig:
         self._check_list("data_share", "above 0 and at most 1", [0 < value <= 1 for value in self.data_share])
         self._check_list("rate_factor", "above 0", [0 < value < float("inf") for value in self.rate_factor])
         self.events.check((*self.drifts, *self.other_events))
+        if self.label_noise != [0.0] and set(self.events.kinds) & set(CLASSES):
+            raise ValueError(
+                "task.label_noise would give samples classes that have not arrived, or have left: leave one of them out"
+            )
         if self.data_share != [1.0] and set(self.events.kinds) & set(CLASSES):
             raise ValueError(
                 "task.data_share cannot limit arriving and leaving classes: leave it out, and set task.events.replay"

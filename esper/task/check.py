@@ -132,7 +132,10 @@ def _check_numbers(name: str, y: Tensor, shape: tuple[int, ...]) -> None:
     if not y.isfinite().all():
         raise DataError(f"{name} has {int((~y.isfinite()).sum())} values that are NaN or infinite: remove these samples")
     if y.min() == y.max():
-        raise DataError(f"{name} has the same value in all samples, and R2 is undefined: use samples with different targets")
+        raise DataError(
+            f"{name} has the same value in all samples, up to rounding, and R2 is undefined: use samples with different targets, "
+            "none of which is so extreme that the others cannot be told apart"
+        )
 
 
 def _check_targets(name: str, y: Tensor, shape: tuple[int, ...], num_classes: int) -> None:

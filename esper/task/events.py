@@ -173,6 +173,8 @@ class EventsConfig:
                 "task.events.passing needs every task.events.lasts to be at least 1, the number of host epochs after which these "
                 "kinds end"
             )
+        if self.replay != 1 and self.kinds and "arrive" not in self.kinds:
+            warnings.warn(f"task.events.replay={self.replay:g} has no effect, since no classes arrive", stacklevel=3)
         if self.last < self.first:
             raise ValueError(f"task.events.last={self.last} is before task.events.first={self.first}: raise it")
         most = max(self.count)
@@ -192,12 +194,14 @@ class EventsConfig:
             warnings.warn(text, stacklevel=3)  # only some hosts may have such events
 
     def _repeats(self) -> bool:
-        """Return whether a host can have the same drift, or the same change of learning rates, twice in a row."""
+        """Return whether a host can have the same drift, or the same change of learning rates, twice in a row, or with only one
+        between them that passes."""
         kinds = len(self.kinds)
         used = min(self.recurs or kinds, kinds)
         rates = sum(kind in RATES for kind in self.kinds)
         drifts = kinds - rates - sum(kind in CLASSES for kind in self.kinds)
-        return max(self.count) > used and any(0 < of_a_sort <= kinds - used + 1 for of_a_sort in (rates, drifts))
+        apart = kinds if max(self.lasts) else kinds - used + 1
+        return max(self.count) > used and any(0 < of_a_sort <= apart for of_a_sort in (rates, drifts))
 
     def check_steps(self, steps: int) -> None:
         """Raise ValueError if events can start after the end of an episode of `steps` steps."""

@@ -38,6 +38,11 @@ class ImagesConfig(TaskConfig):
     def __post_init__(self) -> None:
         TaskConfig.__post_init__(self)
         self._check_list("classes", "0 or at least 2", [value == 0 or value >= 2 for value in self.classes])
+        if any(self.classes) and self.label_noise != [0.0] and "relabel" in self.events.kinds:
+            raise ValueError(
+                "task.classes with task.label_noise and relabelling events would give samples classes that a host does not have: "
+                "leave one of them out"
+            )
 
     def check_host(self, host: HostConfig) -> None:
         TaskConfig.check_host(self, host)

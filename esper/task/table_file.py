@@ -153,6 +153,8 @@ def _number(cell: str, where: str, name: str, target: str) -> float:
     except ValueError:
         value = np.nan
     if not np.isfinite(value):
+        if "," in cell and _is_number(cell.replace(",", ".")):
+            raise TaskError(f"{where} has {cell!r} in column {name!r}: write numbers with a decimal point")
         hint = (
             "correct it, or use task=table_classes if it names a class"
             if name == target

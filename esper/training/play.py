@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from esper.agent.base import Controller
-from esper.buffer.transition import State, Transition
+from esper.buffer.transition import Decision, Transition
 from esper.env.actions import ActionError, Head
 from esper.env.base import Environment, EpisodeRecord
 from esper.env.spec import as_observation
@@ -51,7 +51,7 @@ def play(
         with marked("act"):
             decision = controller.act(observation, state, is_init=is_init_N, uniform=uniform_TNH[step], greedy=greedy)
         episode.act_seconds += time.perf_counter() - asked
-        check_state(decision.state, num_hosts, controller)
+        check_decision(decision, num_hosts, controller)
         arrays, reward_N, terminated_N, _, info = env.step(decision.action)
         if record:
             transition = Transition(
@@ -79,9 +79,12 @@ def play(
     return episode
 
 
-def check_state(state: State, num_hosts: int, controller: object) -> None:
-    """Raise ActionError if a tensor of a controller's state does not have a row for each host: they would share one."""
-    for name, value in cast(dict[str, Any], state).items():
+def check_decision(decision: Decision, num_hosts: int, controller: object) -> None:
+    """Raise ActionError if a controller returned no decision, or a tensor of its state does not have a row for each host, so that
+    they would share one."""
+    if not isinstance(cast(object, decision), Decision):
+        raise ActionError(f"{type(controller).__name__}.act() returns a {type(decision).__name__}: return a Decision")
+    for name, value in cast(dict[str, Any], decision.state).items():
         shape = tuple(value.shape) if isinstance(value, Tensor) else None
         if shape is None or shape[:1] != (num_hosts,):
             got = f"the type {type(value).__name__}" if shape is None else f"the shape {shape}"

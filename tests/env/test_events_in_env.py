@@ -115,7 +115,7 @@ def test_hosts_are_measured_on_their_own_domains():
 
 def test_classes_come_and_go_in_training_and_in_measurements():
     moves = EventsConfig(kinds=["arrive", "leave"], count=[1, 3], first=1, last=20, gap=1, ramp=[0, 3], lasts=[0, 2], replay=0.3)
-    task = digits(events=moves, classes=[0, 8], label_noise=[0.0, 0.2])
+    task = digits(events=moves, classes=[0, 8])
     own = views(task)
     sampler = HostSampler(task=task, split=Split.TRAINING, num_hosts=HOSTS)
     members, data = MemberData(task.data, own, None, CPU), task.data

@@ -369,7 +369,9 @@ def test_a_fossil_that_is_off_does_not_learn() -> None:
     """Its gradient is 0, but momentum and weight decay would change it."""
     state = empty(1, 2)
     state.stage[:], state.blueprint[:], state.alpha[:] = Stage.FOSSILIZED, 0, [[0.0, 1.0]]
-    assert lifecycle.roles(state, SlotsConfig(switchable=True)).learns.tolist() == [[False, True]]
+    roles = lifecycle.roles(state, SlotsConfig(switchable=True))
+    assert roles.learns.tolist() == [[False, True]]
+    assert roles.blueprint.tolist() == [[-1, state.blueprint[0, 1]]], "one that is off is not computed"
 
 
 @pytest.mark.parametrize("epochs", [0, 3])

@@ -94,10 +94,10 @@ WRONG = {
     "cut": (lambda: Made(inner=torch.Tensor.detach), "passes no gradient to its input"),
     "frozen": (frozen, "passes no gradient to its parameter map.weight: use it, and remove detach, no_grad and requires_grad"),
     "unused": (unused, "passes no gradient to its parameter spare.weight: use it"),
-    "rectified": (lambda: Made(after=torch.relu), "has only zero gradients at birth and never learns: end it in its one layer"),
+    "rectified": (lambda: Made(after=torch.relu), "has only zero gradients at birth, biases aside: end it in its one layer"),
     "zeros_twice": (
         lambda: nn.Sequential(*(born_as_zero(nn.Conv2d(WIDTH, WIDTH, 1, bias=False)) for _ in range(2))),
-        "has only zero gradients at birth and never learns",
+        "has only zero gradients at birth, biases aside",
     ),
     "hooked": (
         lambda: with_weights(lambda made: made.map.register_forward_hook(lambda *_: None)),

@@ -44,6 +44,7 @@ def test_tables_are_divided_and_scaled_by_the_training_set(tmp_path):
         ("a,b,a\n1,2,3\n", {}, "two columns of .* have the name 'a': rename one of them"),
         ("a,b\n1,2\n3\n", {}, "line 3 of .* has 1 value, and the first line names 2 columns"),
         ("a,b\n1,x\n", {}, "line 2 of .* has 'x' in column 'b', which is not a finite number: correct it"),
+        ('a,b\n"1,5",2\n', {}, "line 2 of .* has '1,5' in column 'a': write numbers with a decimal point"),
         ("a,b\n1,inf\n", {}, "line 2 of .* has 'inf' in column 'b', which is not a finite number"),
         (
             "a,b\nx,1\n",
