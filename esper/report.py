@@ -50,10 +50,17 @@ def main(arguments: list[str]) -> None:
         folders, config = parse(load_parts(arguments))
         from esper.page.page import write_page  # late, to keep --help and error messages fast
         from esper.page.status import saved_config
+        from esper.task.data import TaskError
         from esper.training.run_folder import PAGE
 
         for folder in folders:
-            written = write_page(folder, hosts=config.hosts, log=lambda line: print(line, flush=True))
+            try:
+                written = write_page(folder, hosts=config.hosts, log=lambda line: print(line, flush=True))
+            except (TaskError, ConfigError) as error:
+                if not isinstance(error.__cause__ or error, TaskError):
+                    raise
+                needed = "held-out hosts could not be grown, which needs the data of the run where it was"
+                raise ConfigError(f"{needed}: {error}; hosts=0 writes a page without them") from error
             print(written.status.line, f"page: {folder / PAGE}", sep="\n")
             saved_config(folder).telemetry.attach(folder, [folder / PAGE])
 

@@ -138,14 +138,20 @@ def _ever_learns(blueprint: BlueprintConfig, slot: SlotSpec, x: Tensor, generato
         direction = torch.randn(x.shape, dtype=x.dtype, generator=generator)  # moves the generator on, to other weights
         branch = _branch(blueprint, slot, newborn(blueprint, slot, generator))
         grads = torch.autograd.grad((branch(x) * direction).sum(), list(branch.parameters()))
-        if any(bool(grad.any()) for grad in grads):
+        if _learns(branch, grads):
             return True
     return False
 
 
+def _learns(branch: nn.Module, grads: Sequence[Tensor]) -> bool:
+    """Return whether one of the parameters, biases aside unless there are no others, has a gradient other than zero."""
+    biases = [name.rpartition(".")[2] == "bias" for name, _ in branch.named_parameters()]
+    return any(bool(grad.any()) for grad, bias in zip(grads, biases, strict=True) if not bias or all(biases))
+
+
 def _probe_birth(branch: nn.Module, x: Tensor, direction: Tensor) -> bool:
-    """Check the output of a newborn branch, and that gradients reach its parts, and return whether one of its parameters, biases
-    aside, has a gradient other than zero, in one direction of its output."""
+    """Check the output of a newborn branch, and that gradients reach its parts, and return whether it learns in one direction of
+    its output."""
     h = x.clone().requires_grad_()
     given = h * 1.0
     delta = branch(given)
@@ -156,8 +162,7 @@ def _probe_birth(branch: nn.Module, x: Tensor, direction: Tensor) -> bool:
         raise Flaw("is not the identity at birth: end it in a layer initialised to zero (born_as_zero)")
     weights = {f"its parameter {name}": weight for name, weight in branch.named_parameters()}
     _, *grads = check_gradients((delta * direction).sum(), {"its input": h} | weights)
-    biases = [name.rpartition(".")[2] == "bias" for name in weights]
-    return any(bool(grad.any()) for grad, bias in zip(grads, biases, strict=True) if not bias or all(biases))
+    return _learns(branch, grads)
 
 
 def _probe_vmap(forward: Callable[[Tensor], Tensor], x: Tensor) -> None:

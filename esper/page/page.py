@@ -18,7 +18,6 @@ from esper.page.contents import Contents, gather
 from esper.page.held_out import trace_held_out, untraced
 from esper.page.packing import embedded
 from esper.page.status import saved_config
-from esper.task.data import TaskError
 from esper.telemetry.jsonl import read_records
 from esper.telemetry.pictures import COLOURS
 from esper.telemetry.seed_table import HEAD, LEGEND, TITLE
@@ -67,11 +66,7 @@ def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], N
     hosts = shown_hosts(saved_config(folder)) if hosts is None else hosts
     with writing_reports(folder):
         if hosts:
-            try:
-                trace_held_out(folder, hosts, log)
-            except TaskError as error:
-                remedy = "put it back, or add hosts=0 for a page without further held-out hosts"
-                raise ConfigError(f"{folder}: the data of the run cannot be read ({error}): {remedy}") from error
+            trace_held_out(folder, hosts, log)
         contents = gather(folder, hosts or None)
         page = _TEMPLATES.get_template("run.html").render(
             c=contents,

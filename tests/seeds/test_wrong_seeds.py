@@ -96,7 +96,7 @@ WRONG = {
     "unused": (unused, "passes no gradient to its parameter spare.weight: use it"),
     "rectified": (lambda: Made(after=torch.relu), "has only zero gradients at birth, biases aside: end it in its one layer"),
     "zeros_twice": (
-        lambda: nn.Sequential(*(born_as_zero(nn.Conv2d(WIDTH, WIDTH, 1, bias=False)) for _ in range(2))),
+        lambda: nn.Sequential(*(born_as_zero(nn.Conv2d(WIDTH, WIDTH, 1)) for _ in range(2))),
         "has only zero gradients at birth, biases aside",
     ),
     "hooked": (

@@ -131,11 +131,22 @@ class Shared(Random):
         return replace(super().act(*given, **more), state={"epochs": torch.zeros(1)})
 
 
-def test_a_state_without_a_row_for_each_host_is_refused():
+class Silent(Random):
+    """An agent that forgets to return its decision."""
+
+    def act(self, *given, **more):
+        super().act(*given, **more)
+
+
+@pytest.mark.parametrize(
+    ("agent", "sentence"),
+    [
+        (Shared, r"Shared.act\(\) returns a state whose 'epochs' has the shape \(1,\): return a tensor"),
+        (Silent, r"Silent.act\(\) returns a NoneType: return a Decision"),
+    ],
+)
+def test_a_wrong_decision_is_refused(agent, sentence):
     with closing(build_env(check(["env=sandbox", "hosts=3", "agent=random"]), split=Split.TRAINING, hosts=3)) as env:
         env.reset(options={"episode": 0})
-        shared = Shared(RandomConfig(), env.layout)
-        with pytest.raises(
-            ActionError, match=r"Shared.act\(\) returns a state whose 'epochs' has the shape \(1,\): return a tensor"
-        ):
-            play(env, shared)
+        with pytest.raises(ActionError, match=sentence):
+            play(env, agent(RandomConfig(), env.layout))
