@@ -187,12 +187,15 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
         """Return the first observations of the next episode.
 
         Args:
-            seed: new root of all random streams; episodes then start from 0. See `make_env` for one that is never given.
+            seed: new root of all random streams, one integer; episodes then start from 0. See `make_env` for one that is never
+                given.
             options: `{"episode": e}` starts the hosts of that episode.
 
         Returns:
             Observations, and an info with the `root` and the `host_episode` of each host, which are those of all.
         """
+        if isinstance(seed, list | tuple):
+            raise ValueError(f"reset(seed={seed}) lists random seeds: give one integer, the root of the streams of all hosts")
         if seed is None and not self._seeded:
             seed = int(self.np_random.integers(ROOTS))
         elif seed is not None:
