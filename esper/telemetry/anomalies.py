@@ -216,7 +216,8 @@ def find(metrics: Mapping[str, float], config: AnomaliesConfig, decisions: int) 
             # Shares are rounded: tolerate half a sample.
             if (value < threshold if rule.below else value > threshold) and count > least - 0.5:
                 side = "below" if rule.below else "above"
-                bound = f"{tag} is {value:.3g}, {side} telemetry.anomalies.{rule.threshold}={threshold:g}"
+                shown = f"{value:.3g}" if f"{value:.3g}" != f"{threshold:.3g}" else f"{value:.7g}"
+                bound = f"{tag} is {shown}, {side} telemetry.anomalies.{rule.threshold}={threshold:g}"
                 meaning = f"{MEANINGS[rule.kind]} ({bound})"
                 remedy = REMEDIES[rule.kind]
                 found.append(Anomaly(kind=rule.kind, tag=tag, value=value, threshold=threshold, meaning=meaning, remedy=remedy))

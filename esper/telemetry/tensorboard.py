@@ -138,7 +138,7 @@ class TensorBoardWriter(Writer):
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         self._hparams = dict(hparams)
-        rows = "\n".join(f"| {key} | {value} |" for key, value in hparams.items())
+        rows = "\n".join(f"| {key} | {str(value).replace('|', chr(92) + '|')} |" for key, value in hparams.items())
         with disk(f"write TensorBoard events to {self.folder}"):
             self._writer.add_text("run", f"**{title}**\n\n| key | value |\n|---|---|\n{rows}")
 

@@ -260,3 +260,8 @@ def known(tag: str) -> bool:
     except UnknownTagError:
         return False
     return True
+
+
+def test_a_value_close_to_its_threshold_differs_from_it_in_the_sentence() -> None:
+    (anomaly,) = found(ratio_max=20.001)
+    assert "policy/ratio_max is 20.001, above telemetry.anomalies.ratio=20)" in anomaly.sentence()
