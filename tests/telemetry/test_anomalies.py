@@ -90,7 +90,8 @@ def test_each_rule_fires_beyond_its_threshold_alone(kind: str, name: str, thresh
     assert (anomaly.kind, anomaly.tag.partition("/")[2], anomaly.value) == (kind, name, beyond)
     assert anomaly.threshold == getattr(CONFIG, threshold) == inside
     side = "below" if beyond < inside else "above"
-    bound = f"{anomaly.tag} is {beyond:.3g}, {side} telemetry.anomalies.{threshold}={inside:g}"
+    shown = f"{beyond:.3g}" if f"{beyond:.3g}" != f"{inside:.3g}" else f"{beyond:.7g}"
+    bound = f"{anomaly.tag} is {shown}, {side} telemetry.anomalies.{threshold}={inside:g}"
     assert anomaly.sentence() == f"{kind.replace('_', ' ')}: {MEANINGS[kind]} ({bound}); {REMEDIES[kind]}"
 
 
