@@ -134,9 +134,7 @@ def presets(group: str) -> Iterator[str]:
 
 def _shared(group: str, options: Mapping[str, type]) -> dict[str, Row]:
     """Return the rows of the default option whose keys, with the same meaning, all options of a group have."""
-    rows = {
-        node: {key: (key, default, meaning) for key, default, meaning in _keys(node, f"{group}.")} for node in options.values()
-    }
+    rows = {node: {row[0]: row for row in _keys(node, f"{group}.")} for node in options.values()}
     base, *_ = others = [rows[options[defaults()[group][0]]], *rows.values()]
     same = [key for key, row in base.items() if all(key in one and one[key][2] == row[2] for one in others)]
     return {key: base[key] for key in same} if len(rows) > 1 else {}

@@ -52,7 +52,8 @@ def ready(config: Config, *, trains: bool = True, folder: Path | None = None) ->
         if "task" not in config.env.ignores:
             _check_hosts(config, teacher)
     except (ValueError, ClusterError) as error:
-        raise ConfigError(str(error).replace("devices.<name>", f"devices.{next(iter(config.devices))}")) from error
+        named = str(error).replace("devices.<name>", f"devices.{next(iter(config.devices))}")  # parts do not know the names
+        raise ConfigError(named) from error
 
 
 def _find_teacher(config: Config, folder: Path | None) -> Teacher | None:

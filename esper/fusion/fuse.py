@@ -93,14 +93,14 @@ def _refuse_unlike(modules: Sequence[nn.Module], name: str) -> None:
     first = modules[0]
     kind, settings = type(first), _settings(first)
     for other in modules:
-        if other is first:
+        if other is first or (type(other) is kind and _settings(other) == settings):
             continue
-        if type(other) is not kind:
-            what = f"a {type(other).__name__} in another host"
-        elif changed := [key for key, value in _settings(other).items() if settings.get(key) != value]:
-            what = f"another {changed[0]} in another host"
-        else:
-            continue
+        what = f"a {type(other).__name__} in another host"
+        if type(other) is kind:
+            theirs = _settings(other)
+            both = settings.keys() & theirs.keys()
+            changed = next(key for key in settings | theirs if key not in both or settings[key] != theirs[key])
+            what = f"another {changed} in another host"
         raise FusionError(
             f"{name} is a {kind.__name__} in one host, with {what}, and hosts of one program may differ in parameters and "
             "buffers only: use MaskedConv2d or MaskedLinear of esper.fusion.layers, or set devices.<name>.members_per_shard=1"

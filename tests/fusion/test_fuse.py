@@ -358,6 +358,7 @@ class Times(nn.Module):
     ("one", "other", "sentence"),
     [
         (lambda: Times(1.0), lambda: Times(0.1), "is a Times in one host, with another factor in another host"),
+        (lambda: Times(None), lambda: Times(torch.ones(1)), "is a Times in one host, with another factor in another host"),
         (nn.ReLU, nn.Sigmoid, "is a ReLU in one host, with a Sigmoid in another host"),
         (lambda: nn.Conv2d(1, 2, 3, padding=1), lambda: nn.Conv2d(1, 2, 3, padding=2, dilation=2), "with another padding in"),
     ],
