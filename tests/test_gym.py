@@ -215,8 +215,10 @@ def test_mistakes_are_named(arguments: dict[str, Any], sentence: str) -> None:
 
 
 def test_there_is_at_least_one_host() -> None:
-    with pytest.raises(ConfigError, match=r"^num_envs must be at least 1, got 0$"):
+    with pytest.raises(ConfigError, match=r"^num_envs must be a whole number of at least 1, got 0$"):
         gymnasium.make_vec("esper.gym:Esper/Digits-v0", num_envs=0)
+    with pytest.raises(ConfigError, match=r"^num_envs must be a whole number of at least 1, got '4'$"):
+        make_vec_env(SANDBOX, num_envs="4")  # pyright: ignore[reportArgumentType]
 
 
 def test_an_id_of_a_task_refuses_the_sandbox() -> None:
@@ -227,6 +229,16 @@ def test_an_id_of_a_task_refuses_the_sandbox() -> None:
 def test_an_id_of_a_task_refuses_another() -> None:
     with pytest.raises(ConfigError, match="this id chooses task=digits, but the overrides have task=diabetes"):
         gymnasium.make("esper.gym:Esper/Digits-v0", overrides=["task=diabetes"])
+
+
+def test_the_id_of_the_sandbox_refuses_hosts() -> None:
+    for given, sentence in {
+        "env=growth": "this id chooses env=sandbox, but the overrides have env=growth: use the id of that env, or esper.make_env",
+        "+env=growth": "this id chooses env=sandbox, but the overrides have",
+        "task=digits_drift": "task=digits_drift has no effect with env=sandbox: leave it out",
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(sentence)):
+            gymnasium.make("esper.gym:Esper/Sandbox-v0", overrides=[given])
 
 
 def test_unknown_options_of_reset_are_named() -> None:

@@ -49,7 +49,7 @@ class BanditConfig(AgentConfig):
 
     @property
     def explores(self) -> bool:
-        return self.exploration > 0
+        return True  # with exploration=0, too: as long as any choice was never tried, choices are random
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
@@ -147,6 +147,8 @@ class Bandit(Learner):
         self._columns = whole if features is None else [spec.feature_names[rank] for rank in features]
         """Name of each feature of a context."""
         self._memory = DecisionMemory.empty(len(self._columns), len(self.names))
+        self._tried_C = np.zeros(len(self.names), np.bool_)
+        """Choices that were ever tried, also if no try of them is left in memory."""
         self._record: Decisions | None = None
         """The update so far; None outside of an update."""
 
@@ -227,7 +229,7 @@ class Bandit(Learner):
         if self._record is None:
             return best_N
         # A choice without a prediction is not worse than one with a bad prediction: all are random until each was tried.
-        explores_N = (uniform_NH[:, Head.OP] < self.config.exploration) | (known_NC != legal_NC).any(axis=1)
+        explores_N = (uniform_NH[:, Head.OP] < self.config.exploration) | (legal_NC & ~self._tried_C).any(axis=1)
         weight_NC = legal_NC.astype(np.float64)
         if self.repeats:  # else few hosts would be left for later decisions
             weight_NC[:, 0] = np.maximum(weight_NC[:, 1:].sum(axis=1), 1)
@@ -271,7 +273,9 @@ class Bandit(Learner):
         assert self._record is not None, "call begin() first"
         record, self._record = self._record, None
         if record.decisions:
-            self._memory = self._memory.then(record.memory(), self.config.memory)
+            new = record.memory()
+            self._tried_C[new.choice] = True
+            self._memory = self._memory.then(new, self.config.memory)
         return self._fit()
 
     def _fit(self) -> dict[str, float]:
@@ -294,7 +298,7 @@ class Bandit(Learner):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the choices by name, and the decisions in memory, from which predictions are fitted."""
-        named = {"choices": list(self.names), "context": list(self._columns)}
+        named = {"choices": list(self.names), "context": list(self._columns), "tried": torch.from_numpy(self._tried_C.copy())}
         arrays = self._memory.arrays()
         if self.config.gamma == 1:
             del arrays["discount"]  # all 1
@@ -306,7 +310,7 @@ class Bandit(Learner):
         Raises:
             ValueError: the observations have other features, or there are other choices.
         """
-        count, choices = len(state["choice"]), len(state["choices"])  # states of earlier versions have no `legal`
+        count, choices = len(state["choice"]), len(state["choices"])  # states of earlier versions have no `legal` and `tried`
         saved = {"discount": torch.ones(count), "legal": torch.ones((count, choices), dtype=torch.bool)} | state
         memory = DecisionMemory(**{part.name: saved[part.name].numpy() for part in fields(DecisionMemory)})
         check_choices(state["choices"], self.names)
@@ -317,6 +321,9 @@ class Bandit(Learner):
                 "use it on the task it was trained on"
             )
         self._memory = memory
+        self._tried_C = np.isin(np.arange(choices), memory.choice)
+        if "tried" in state:
+            self._tried_C |= state["tried"].numpy()
         if len(memory.choice):
             self._fit()
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 
 from esper.agent.bandit import Bandit, BanditConfig
-from esper.agent.base import check_time
 from esper.agent.reading import step_number, underway
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
@@ -41,7 +40,8 @@ class EventOracleConfig(BanditConfig):
         check_ranges("agent", self, {"[0, inf]": ["delay"]})
 
     def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
-        check_time(f"agent.delay={self.delay}", self.delay, steps)
+        if self.delay >= steps:
+            raise ValueError(f"agent.delay={self.delay} is as long as an episode or longer: choose a delay below steps={steps}")
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "EventOracle":
         return EventOracle(self, spec)

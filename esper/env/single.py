@@ -45,7 +45,7 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
         if self._next is None or seed is not None or options:
             self._next, _ = self.population.reset(seed=seed, options=options)
         self._now, self._next = self._next, None
-        return _only(self._now), {}
+        return of_host(self._now, 0), {}
 
     def step(self, action: npt.NDArray[np.int64]) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
         """Carry out one action and one host epoch.
@@ -65,7 +65,7 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
             self._next, observation = observation, {name: array[None] for name, array in info["final_obs"][0].items()}
         self._now = observation
         shown = {name: value for name, value in plain_info(info).items() if name not in FINAL}
-        return _only(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _only(shown)
+        return of_host(observation, 0), float(reward[0]), bool(terminated[0]), bool(truncated[0]), of_host(shown, 0)
 
     def action_masks(self) -> npt.NDArray[np.bool_]:
         """Return the legality of every value of every head, concatenated; see `masks`.
@@ -123,10 +123,10 @@ def plain_info(info: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _only(value: Any) -> Any:
-    """Return the values of the single host: the first entry of every array and list, in dicts of any depth."""
+def of_host(value: Any, host: int) -> Any:
+    """Return the values of one host: its entry of every array and list, in dicts of any depth."""
     if isinstance(value, dict):
-        return {name: _only(part) for name, part in value.items()}
+        return {name: of_host(part, host) for name, part in value.items()}
     if isinstance(value, np.ndarray):
-        return value[0].item() if value.ndim == 1 else value[0]
-    return value[0] if isinstance(value, list) else value
+        return value[host].item() if value.ndim == 1 else value[host]
+    return value[host] if isinstance(value, list) else value

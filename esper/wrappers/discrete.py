@@ -37,11 +37,12 @@ class ActionList:
             ValueError: they are not N whole numbers from 0 to A - 1.
         """
         given, hosts, count = np.asarray(numbers), self._layout.num_hosts, len(self._rows_AH)
-        if given.shape != (hosts,) and hosts > 1:
+        if given.shape != (hosts,):
             raise ValueError(f"actions must have the shape ({hosts},), one number per host, got {given.shape}")
-        if given.shape != (hosts,) or given.dtype.kind not in "iu" or ((given < 0) | (given >= count)).any():
+        if given.dtype.kind not in "iu" or ((given < 0) | (given >= count)).any():
             each = "" if hosts == 1 else f" for each of {hosts} hosts"
-            raise ValueError(f"an action must be a whole number from 0 to {count - 1}{each}, got {np.squeeze(given).tolist()}")
+            got = given.tolist() if hosts > 1 else given[0]
+            raise ValueError(f"an action must be a whole number from 0 to {count - 1}{each}, got {got}")
         return self._rows_AH[given]
 
     def legal(self, arrays: Mapping[str, Array]) -> npt.NDArray[np.bool_]:

@@ -30,7 +30,7 @@ from esper.wrappers.discrete import ActionList
 from esper.wrappers.film import Film
 from esper.wrappers.flat import flat_space, flatten
 
-WITHOUT_EFFECT = ("buffer", "checkpoints", "policy_seed", "resume", "sweep", "telemetry", "updates")
+WITHOUT_EFFECT = ("buffer", "checkpoints", "hydra", "policy_seed", "resume", "sweep", "telemetry", "updates")
 """Root keys of a training run that an environment does not read."""
 AGENT_KEYS = ("agent.gamma", "agent.heads")
 """Starts of overrides of keys of an agent that it reads."""
@@ -100,7 +100,12 @@ class HostEnv(SingleHostEnv):
 
     def step(self, action: npt.NDArray[np.int64]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """See `SingleHostEnv.step`."""
-        heads = action if self.actions is None else self.actions.rows(np.asarray(action)[None])[0]
+        if self.actions is None:
+            heads = action
+        elif np.ndim(action):
+            raise ValueError(f"an action must be one number, got an array of shape {np.shape(action)}")
+        else:
+            heads = self.actions.rows(np.asarray(action)[None])[0]
         seen, reward, terminated, truncated, info = super().step(heads)
         if self.render_mode:
             self._film.add(self.population)
@@ -277,7 +282,8 @@ def make_env(
 
     Args:
         overrides: what runs, as on the command line: `["task=digits_drift", "steps=30", "reward=sparse"]`. Keys of Esper's own
-            agents and runs, such as `updates`, are refused; `agent.gamma` (for potential-based shaping) and `agent.heads` count.
+            agents and runs, such as `updates`, are refused; `agent.gamma` (for potential-based shaping) and `agent.heads` are
+            not.
         flat: if true, observations are vectors instead of dicts of arrays.
         discrete: if true, an action is one number instead of one per head, and `actions.names` lists what each does.
         split: `training`, or `held_out` for the hosts that policies are compared on.
@@ -308,20 +314,15 @@ def make_vec_env(
 
 def _build(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, split: str) -> Environment:
     """Return the environment of a preset and overrides."""
-    if num_envs < 1:
-        raise ConfigError(f"num_envs must be at least 1, got {num_envs}")
+    if not isinstance(num_envs, int | np.integer) or num_envs < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
     if isinstance(overrides, str):
         raise ConfigError(f"overrides must be a list, got {overrides!r}: write [{overrides!r}]")
     if not isinstance(overrides, Sequence) or not all(isinstance(one, str) for one in overrides):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"overrides must be a list of texts, such as ['steps=30', 'reward=sparse'], got {overrides!r}")
     if split not in list(Split):
         raise ConfigError(f"split must be {' or '.join(Split)}, got {split!r}")
-    task = next((one for one in preset if one.startswith("task=")), None)
-    if task and "env=sandbox" in overrides:
-        raise ConfigError(f"this id chooses {task}, which env=sandbox ignores: use Esper/Sandbox-v0")
-    other = next((one for one in overrides if one.startswith("task=") and task not in (None, one)), None)
-    if other:
-        raise ConfigError(f"this id chooses {task}, but the overrides have {other}: use the id of that task, or esper.make_env")
+    _check_id(preset, overrides)
     plugins, others = split_plugins([*preset, *overrides])
     load_plugins(plugins)
     for override in others:
@@ -338,6 +339,21 @@ def _build(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, sp
     except ConfigError as error:
         raise ConfigError(f"{error} (hosts is num_envs of make_vec_env)" if "hosts=" in str(error) else str(error)) from error
     return build_env(config, split=Split(split))
+
+
+def _check_id(preset: Sequence[str], overrides: Sequence[str]) -> None:
+    """Raise ConfigError if overrides contradict what an id of Gymnasium chooses."""
+    for chosen in preset:
+        if chosen.startswith("task=") and "env=sandbox" in overrides:
+            raise ConfigError(f"this id chooses {chosen}, which env=sandbox ignores: use Esper/Sandbox-v0")
+        group = root_key(chosen)
+        for other in overrides:
+            if other.lstrip("+").startswith(f"{group}=") and other != chosen:
+                raise ConfigError(
+                    f"this id chooses {chosen}, but the overrides have {other}: use the id of that {group}, or esper.make_env"
+                )
+            if chosen == "env=sandbox" and other.startswith("task="):
+                raise ConfigError(f"{other} has no effect with {chosen}: leave it out")
 
 
 def _has_seed(preset: Sequence[str], overrides: Sequence[str]) -> bool:

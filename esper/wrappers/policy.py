@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.agent.base import Learner
+from esper.agent.reading import step_number
 from esper.buffer.transition import State
 from esper.cli.transfer import transferred
 from esper.config import ConfigError
 from esper.env.actions import Head
-from esper.env.spec import Array, Observation, as_observation, observation_space
+from esper.env.spec import Array, EnvSpec, Observation, as_observation, observation_space
 from esper.task.instances import Split
 from esper.telemetry.text import counted
 from esper.training.config_io import from_plain
@@ -42,6 +43,7 @@ class SavedPolicy:
         self.updates: int = state["update"]
         self._trained: dict[str, Any] = state["agent"]
         self._agent: Learner | None = None
+        self._spec: EnvSpec | None = None
         self._state: State = {}
         self._hosts = 0
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -57,6 +59,8 @@ class SavedPolicy:
         render_mode: str | None = None,
     ) -> HostsEnv:
         """Return the environment that the policy was trained in, with other hosts.
+
+        The policy then decides for this environment only: for several at a time, load it several times.
 
         Args:
             overrides: another task or other settings, as in `esper.evaluate`: `["task=mnist5k"]`.
@@ -79,7 +83,7 @@ class SavedPolicy:
         agent = trained_agent(config.agent.acting(), self._trained, layout, seed=config.seed, option=option)
         if not isinstance(agent, Learner):
             raise ConfigError(f"agent={option} learns nothing, so there is no policy to load")
-        self._agent = agent
+        self._agent, self._spec = agent, layout
         self._shapes = {name: space.shape or () for name, space in observation_space(layout).spaces.items()}
         self.start(num_envs)
         return env
@@ -91,7 +95,7 @@ class SavedPolicy:
             num_envs: number of hosts.
             seed: seed of the random numbers by which actions are sampled; None draws one.
         """
-        self._state = self._built().start(num_envs)
+        self._state = self._built()[0].start(num_envs)
         self._hosts = num_envs
         self._random = np.random.default_rng(seed)
 
@@ -108,14 +112,19 @@ class SavedPolicy:
             observation: what `reset` or `step` of the environment returned.
             terminated: what `step` returned with it; None after `reset`, where all hosts start new episodes.
             greedy: if true, take the most probable actions instead of sampling.
+
+        Raises:
+            ConfigError: the observation is not that of these hosts, or `terminated` is missing after a step.
         """
-        agent = self._built()
+        agent, spec = self._built()
         starts_N = np.ones(self._hosts, dtype=np.bool_) if terminated is None else np.asarray(terminated, dtype=np.bool_)
         uniform = self._random.random((len(starts_N), len(Head)))
         if missing := [name for name in OBSERVED if name not in observation]:
             raise ConfigError(f"the observation lacks {', '.join(missing)}: give what reset or step of make_vec_env returned")
         seen = as_observation(observation)
         self._check(seen, len(starts_N))
+        if terminated is None and step_number(seen, spec).any():
+            raise ConfigError("terminated is missing: write act(observation, terminated), with what step returned")
         decision = agent.act(seen, self._state, is_init=starts_N, uniform=uniform, greedy=greedy)
         self._state = decision.state
         return decision.action
@@ -137,10 +146,10 @@ class SavedPolicy:
                 f"of {starts}: call start(num_envs=...) for another number"
             )
 
-    def _built(self) -> Learner:
-        if self._agent is None:
+    def _built(self) -> tuple[Learner, EnvSpec]:
+        if self._agent is None or self._spec is None:
             raise ConfigError("call make_vec_env first: the sizes of the policy are those of its environment")
-        return self._agent
+        return self._agent, self._spec
 
 
 def load_policy(checkpoint: Path | str) -> SavedPolicy:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.config import ConfigError
+from esper.env.single import FINAL, of_host
 from esper.wrappers.hosts import HostsEnv
 
 try:
@@ -20,7 +21,8 @@ except ImportError as error:
 class SB3VecEnv(VecEnv):
     """The hosts of `esper.make_vec_env`, which train as one program, for the algorithms of stable-baselines3.
 
-    The info of a host that ended has its last observation (`terminal_observation`), and `final_info`.
+    The info of a host is that of Esper's vector environment for this host. Where its episode ended, it also has its last
+    observation (`terminal_observation`).
     """
 
     def __init__(self, envs: HostsEnv) -> None:
@@ -35,17 +37,19 @@ class SB3VecEnv(VecEnv):
         self.render_mode = envs.render_mode
         self._actions: npt.NDArray[np.int64] | None = None
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+        self.metadata = envs.metadata
 
     def reset(self) -> Any:
         """Return the first observations of the next episode, or of the first one after `seed`.
 
-        `set_options({"episode": 7})` chooses the episode of all hosts for the next call.
+        `set_options({"episode": 7})` chooses the episode of all hosts for the next call. `reset_infos` then holds the infos.
         """
         if any(options != self._options[0] for options in self._options):
             raise ConfigError("set_options gives hosts different options, but all hosts share an episode: give one dict")
-        observation, _ = self.envs.reset(seed=self._seeds[0], options=self._options[0] or None)
+        observation, info = self.envs.reset(seed=self._seeds[0], options=self._options[0] or None)
         self._reset_seeds()
         self._reset_options()
+        self.reset_infos = [of_host(info, host) for host in range(self.num_envs)]
         return observation
 
     def step_async(self, actions: npt.NDArray[np.int64]) -> None:
@@ -56,11 +60,11 @@ class SB3VecEnv(VecEnv):
         """Carry out the stored actions."""
         assert self._actions is not None, "call step_async() first"
         observation, reward_N, ended_N, _, info = self.envs.step(self._actions)
-        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
-        for host in np.flatnonzero(ended_N):
-            infos[host]["terminal_observation"] = info["final_obs"][host]
-            if "final_info" in info:
-                infos[host]["final_info"] = {name: values[host] for name, values in info["final_info"].items()}
+        infos: list[dict[str, Any]] = []
+        for host, ended in enumerate(ended_N):
+            shown = {name: value for name, value in info.items() if name not in FINAL and (ended or name != "final_info")}
+            last = {"terminal_observation": info["final_obs"][host]} if ended else {}
+            infos.append({"TimeLimit.truncated": False} | of_host(shown, host) | last)
         return observation, reward_N, ended_N, infos
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:

@@ -37,8 +37,8 @@ class TorchRLEnv(EnvBase):
         super().__init__(batch_size=torch.Size([envs.num_envs]))
         self.envs = envs
         self._seed: int | None = None
-        self._next: TensorDictBase | None = None
-        """Observations that follow the episodes which have just ended."""
+        self._ended_N = torch.zeros(envs.num_envs, dtype=torch.bool)
+        """Hosts whose episode ended in the last step."""
         count = None if envs.actions is None else int(envs.actions.space.n)
         sizes: list[int] = list(envs.population.layout.head_sizes) if count is None else [count]
         batch, seen = torch.Size([envs.num_envs]), cast(spaces.Box, envs.observation_space)
@@ -53,20 +53,31 @@ class TorchRLEnv(EnvBase):
         self.reward_spec = Unbounded(shape=torch.Size([*batch, 1]))
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        """Return the first observations of new hosts, or what follows where episodes have ended."""
-        everywhere = tensordict is None or "_reset" not in tensordict.keys()  # noqa: SIM118  (a TensorDict iterates over rows)
-        if self._next is None or self._seed is not None or (everywhere and self.envs.population.time):
+        """Return the first observations of new hosts, or what follows where episodes have ended.
+
+        Raises:
+            ConfigError: some hosts are to be reset, but not all, before their episodes end.
+        """
+        asked = None if tensordict is None else tensordict.get("_reset", None)
+        some_N = torch.ones_like(self._ended_N) if asked is None else asked.reshape(-1)
+        running_N, self._ended_N = some_N & ~self._ended_N, torch.zeros_like(self._ended_N)
+        if running_N.any() and not some_N.all():
+            raise ConfigError(
+                f"host {int(running_N.nonzero()[0])} cannot be reset before its episode ends, since all hosts train in lockstep: "
+                "reset all of them, and leave out what cuts episodes of single hosts, such as StepCounter(max_steps=...)"
+            )
+        fresh = running_N.any() or (asked is None and self.envs.population.time > 0)
+        if fresh or (self._seed is not None and some_N.all()):
             self.envs.reset(seed=self._seed)
-            self._seed, self._next = None, self._seen()
-        seen, self._next = self._next, None
-        return seen
+            self._seed = None
+        return self._seen()
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Carry out one action per host."""
         _, reward_N, ended_N, _, info = self.envs.step(cast(torch.Tensor, tensordict["action"]).numpy())
         seen, ended_N1 = self._seen(), torch.from_numpy(ended_N)[:, None]
+        self._ended_N = ended_N1[:, 0]
         if ended_N.any():
-            self._next = seen.copy()
             last = cast(torch.Tensor, seen["observation"]).clone()
             for host in ended_N.nonzero()[0].tolist():
                 last[host] = torch.from_numpy(info["final_obs"][host])

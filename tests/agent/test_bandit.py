@@ -44,10 +44,10 @@ def act(bandit: Bandit, seen: Observation, rng: np.random.Generator) -> np.ndarr
     return decision.state["choice"].numpy()
 
 
-def update(bandit: Bandit, rng: np.random.Generator) -> np.ndarray:
+def update(bandit: Bandit, rng: np.random.Generator, seen: Observation | None = None) -> np.ndarray:
     """Learn from an episode in which choice 1 pays the cue, choice 2 its negative, and others nothing; return the choices."""
     bandit.begin(0)
-    seen = fresh(rng)
+    seen = fresh(rng) if seen is None else seen
     state = bandit.start(SPEC.num_hosts)
     none_N = np.zeros(SPEC.num_hosts, np.bool_)
     decision = bandit.act(seen, state, is_init=~none_N, uniform=rng.random((SPEC.num_hosts, len(Head))))
@@ -113,6 +113,19 @@ def test_exploration_is_its_share_of_training_and_none_of_acting() -> None:
     bandit.begin(0)
     differ = np.mean([act(bandit, one, rng) != chosen for one, chosen in zip(seen, best, strict=True)])
     assert differ == pytest.approx(0.25 * 4 / 5, abs=0.04), "a random choice is the best one in 1 of 5 cases"
+
+
+def test_a_choice_that_left_memory_makes_no_others_random() -> None:
+    rng = np.random.default_rng(2)
+    bandit = BanditConfig(exploration=0.0, memory=4).build(SPEC, seed=0)
+    while not bandit._tried_C.all():
+        update(bandit, rng)
+    copy = BanditConfig(exploration=0.0, memory=4).build(SPEC, seed=0)
+    copy.load_state_dict(bandit.state_dict())
+    for one in (bandit, copy):
+        assert None in one.models
+        before = act(one, seen := fresh(rng), rng)
+        assert (update(one, rng, seen) == before).all(), "it takes the best of those that it remembers"
 
 
 @settings(max_examples=30, deadline=None)

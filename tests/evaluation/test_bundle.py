@@ -123,6 +123,10 @@ def test_it_decides_in_python_as_in_an_evaluation(run: Path, saved: Path) -> Non
     assert np.array_equal(policy.act(observation), first)
     policy.act(observation, np.zeros(3, bool))
     assert not torch.equal(policy._state["h"], memory["h"])
+    policy.act(env.reset(options={"episode": 1})[0])
+    env.step(env.action_space.sample())
+    with pytest.raises(ConfigError, match=r"terminated is missing: write act\(observation, terminated\)"):
+        policy.act(env.observation())
     policy.act(observation)
     assert torch.equal(policy._state["h"], memory["h"]), "after reset, it has forgotten the past"
     copy = pickle.loads(pickle.dumps(env))
@@ -139,7 +143,7 @@ def test_it_decides_in_python_as_in_an_evaluation(run: Path, saved: Path) -> Non
         policy.act({**observation, "slots": observation["slots"][:, :1]})
     with pytest.raises(ConfigError, match=r"overrides must be a list, got 'steps=3'"):
         policy.make_vec_env("steps=3")
-    with pytest.raises(ConfigError, match="num_envs must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="num_envs must be a whole number of at least 1, got 0"):
         policy.make_vec_env(num_envs=0)
     with pytest.raises(ConfigError, match="split must be training or held_out, got 'test'"):
         policy.make_vec_env(split="test")

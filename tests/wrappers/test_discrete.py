@@ -61,9 +61,11 @@ def test_a_number_outside_of_the_list_is_one_sentence() -> None:
     env.reset(seed=0)
     envs.reset(seed=0)
     last = env.action_space.n - 1
-    for wrong in (last + 1, -1, 0.5, [0, 0]):
+    for wrong in (last + 1, -1, 0.5):
         with pytest.raises(ValueError, match=rf"^an action must be a whole number from 0 to {last}, got "):
             env.step(wrong)
+    with pytest.raises(ValueError, match=r"^an action must be one number, got an array of shape \(1,\)$"):
+        env.step(np.array([0]))
     with pytest.raises(ValueError, match=r"must have the shape \(2,\), one number per host, got \(1,\)$"):
         envs.step([3])
     with pytest.raises(ValueError, match=rf"a whole number from 0 to {last} for each of 2 hosts, got \[3, -1\]$"):

@@ -26,6 +26,9 @@ def test_sb3_sees_what_the_vector_environment_shows() -> None:
         assert np.array_equal(paid_N, reward_N)
         assert ended_N.all() == ended_N.any() == (step == 4)
     assert all(np.array_equal(infos[1]["terminal_observation"][name], info["final_obs"][1][name]) for name in wanted)
+    assert [one["op"] for one in infos] == info["op"].tolist()
+    assert wrapped.reset_infos == [{"root": 7, "host_episode": 0}] * HOSTS
+    assert wrapped.metadata["render_fps"] == plain.metadata["render_fps"]
     assert wrapped.get_attr("num_steps") == [5] * HOSTS
     assert wrapped.has_attr("action_masks")
     next_episode = wrapped.reset()
@@ -66,6 +69,24 @@ def test_torchrl_sees_what_the_vector_environment_shows() -> None:
     before = wrapped.envs.population.episode
     wrapped.reset()
     assert wrapped.envs.population.episode == before + 1, "a reset in the middle starts new hosts"
+
+
+def test_torchrl_resets_all_hosts_or_none_before_their_episodes_end() -> None:
+    torchrl = pytest.importorskip("esper.wrappers.torchrl", reason="pip install -e '.[drivers]'", exc_type=ConfigError)
+    import torch
+    from torchrl.envs import StepCounter, TransformedEnv
+
+    env = torchrl.TorchRLEnv(make_vec_env(SANDBOX, num_envs=HOSTS, flat=True))
+    counted = TransformedEnv(env, StepCounter(max_steps=2))
+    row = counted.reset()
+    for _ in range(2):
+        row["action"] = torch.from_numpy(ACTIONS)
+        _, row = counted.step_and_maybe_reset(row)
+    assert env.envs.population.episode == 1, "all were cut"
+    row["action"] = torch.from_numpy(ACTIONS)
+    row["step_count"][1] = 1  # as after a rollback of the others
+    with pytest.raises(ConfigError, match="host 1 cannot be reset before its episode ends, since all hosts train in lockstep"):
+        counted.step_and_maybe_reset(row)
 
 
 def test_torchrl_takes_flat_observations_only() -> None:

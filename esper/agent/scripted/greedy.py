@@ -2,13 +2,14 @@
 
 # N hosts, S slots, K blueprints, H heads
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from esper.agent.base import AgentConfig
+from esper.agent.base import AgentConfig, check_time
 from esper.agent.reading import offered, potentials, step_number, worthy
 from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent
 from esper.buffer.base import Buffer
@@ -42,6 +43,9 @@ class GreedyPotentialConfig(AgentConfig):
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
         check_ranges("agent", self, {"[1, inf]": ["at"], "[0, inf)": ["threshold", "errors"]})
+
+    def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
+        check_time(f"agent.at={self.at}", self.at, steps)
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "GreedyPotential":
         return GreedyPotential(self, spec)

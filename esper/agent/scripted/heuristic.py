@@ -1,4 +1,4 @@
-"""A hand-written baseline: it grows when a host stops improving, and keeps seeds that contribute."""
+"""A hand-written baseline: it grows from a fixed time on, or when a host stops improving, and keeps seeds that contribute."""
 
 # N hosts, S slots, O operations, H heads, K blueprints
 
@@ -20,6 +20,8 @@ from esper.ranges import check_ranges
 
 LOOKBACK = 3
 """Age of the oldest observed accuracy, over which a plateau is detected [host epochs]."""
+PLATEAU = 0.5
+"""Default of `plateau`, which takes no part with the default of `patience`."""
 assert feature_scale(f"accuracy_{LOOKBACK}_ago") == ACCURACY_POINTS
 
 
@@ -32,8 +34,9 @@ class HeuristicConfig(AgentConfig):
     needs_hosts: ClassVar[bool] = True
     patience: int = 2
     """Time after which seeds germinate even without a plateau, at least 0 [host epochs]. Higher: later growth."""
-    plateau: float = 0.5
-    """Gain in accuracy over the last three host epochs below which a seed germinates earlier, at least 0 [pp]. Higher: sooner."""
+    plateau: float = PLATEAU
+    """Gain in accuracy over the last three host epochs below which a seed germinates earlier, at least 0 [pp]; no effect unless
+    `patience` is above 3. Higher: sooner."""
     threshold: float = 0.5
     """A seed is kept if its contribution is above this value, and pruned if it is below minus this value; at least 0 [pp]. In the
     last step every seed with a positive contribution is kept. Higher: later decisions."""
@@ -41,6 +44,11 @@ class HeuristicConfig(AgentConfig):
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
         check_ranges("agent", self, {"[0, inf)": ["patience", "plateau", "threshold"]})
+        if self.patience <= LOOKBACK and self.plateau != PLATEAU:
+            raise ValueError(
+                f"agent.plateau={self.plateau:g} has no effect with agent.patience={self.patience}, since no plateau is "
+                f"known before epoch {LOOKBACK}: raise agent.patience above {LOOKBACK}, or leave agent.plateau out"
+            )
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Heuristic":
         return Heuristic(self, spec)
