@@ -88,7 +88,7 @@ def train(cfg: DictConfig) -> None:
         except DiskError as error:
             if error.errno not in FULL or not any((folder / CHECKPOINTS).glob("*.pt")):
                 raise
-            end(2, f"{error}; then {remedy}")
+            end(2, f"{error}; then {remedy}", machine=True)
         except Exception as error:
             shortage = memory_shortage(error)
             if shortage is None or not any((folder / CHECKPOINTS).glob("*.pt")):

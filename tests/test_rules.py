@@ -54,8 +54,14 @@ BAD: list[tuple[str, str]] = [
     ("env=sandbox agent.heads.style=gated", "leave agent.heads out"),
     ("env=sandbox agent.heads.tempo=free", "leave agent.heads out"),
     ("counterfactuals.orders=1", "counterfactuals.orders must be at least 2"),
-    ("hosts=1 devices=[cpu,cuda]", "hosts=1 cannot be distributed over 2 devices"),
-    ("hosts=3 cluster=processes cluster.workers=4", "hosts=3 cannot be distributed over 4 workers with 1 device"),
+    (
+        "hosts=1 devices=[cpu,cuda]",
+        "hosts=1 cannot be distributed over 2 devices (cpu, cuda): raise hosts to at least 2, or name fewer devices",
+    ),
+    (
+        "hosts=3 cluster=processes cluster.workers=4",
+        "hosts=3 cannot be distributed over 4 workers with 1 device (auto): raise hosts to at least 4, or lower cluster.workers",
+    ),
     ("hosts=3 cluster=ray cluster.workers=4", "hosts=3 cannot be distributed over 4 workers with 1 device"),
     ("cluster=ray devices.auto.tune=true", "workers train the hosts"),
     ("cluster=ray cluster.workers=0", "cluster.workers"),

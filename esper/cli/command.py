@@ -23,7 +23,7 @@ from esper.cli.failures import end, end_if_failed, go_on
 from esper.cli.help import help_text
 from esper.cli.keyvalue import show_help
 from esper.cli.overrides import hydra_at_conf, plan_run, plan_sweep, quoted, unquoted
-from esper.cli.place import begin_sweep
+from esper.cli.place import COMMAND, begin_sweep
 from esper.cli.readiness import ready
 from esper.config import ALIASES, GROUPS, MANY, Config, ConfigError
 from esper.env.actions import ActionError
@@ -40,7 +40,7 @@ from esper.telemetry.tracker import TrackerError
 from esper.telemetry.writers import check_writers
 from esper.training.config_io import from_plain, other_settings, to_plain
 from esper.training.resume import continued, load_newest
-from esper.training.run_folder import CHECKPOINTS, create, only_writer
+from esper.training.run_folder import CHECKPOINTS, BusyError, create, only_writer
 
 HERE = ("basic", "joblib", "submitit_local")
 """Launchers whose runs are processes on this machine."""
@@ -57,6 +57,8 @@ USER_ERRORS = (
 )
 """Errors whose message is written for the user; the last is raised for hosts and policies that diverge. Any other error is a bug
 and keeps its traceback."""
+OF_THE_MACHINE = (DiskError, TrackerError, ClusterError, BusyError)
+"""Those whose cause is the machine, or another program, and not the settings."""
 
 
 def _uncopied(store: ConfigStore, _: object) -> ConfigStore:
@@ -111,7 +113,7 @@ def _exit_with(error: Exception) -> NoReturn:
     notice()
     if os.environ.get("HYDRA_FULL_ERROR"):
         traceback.print_exc()
-    end(2, " ".join(str(error).split()))
+    end(2, " ".join(str(error).split()), machine=isinstance(error, OF_THE_MACHINE))
 
 
 @contextmanager
@@ -127,13 +129,18 @@ def _from_hydra(main: Callable[[], object], folder: Path | None = None) -> Gener
         yield results
     except (*USER_ERRORS, OSError):
         raise
-    except BrokenProcessPool as error:
+    except BrokenProcessPool as error:  # of joblib
         raise ConfigError(
             "the process of a run was killed, most likely out of memory, and the other runs ended with it; all "
             "are saved up to their last update: lower hydra.launcher.n_jobs if it happens again, and "
             f"{go_on(folder) if folder else 'repeat the command'}"
         ) from error
     except Exception as error:
+        if type(error).__module__.startswith("submitit."):  # its traceback, and the logs that it quotes, are its own
+            told = str(error).splitlines()[0]
+            raise ClusterError(
+                f"a run was killed on its machine ({told}); {go_on(folder) if folder else 'repeat the command'}"
+            ) from error
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         in_a_run = any(frame.f_code is getattr(main, "__wrapped__", main).__code__ for frame in frames)
         in_a_worker = type(error.__cause__).__name__ == "_RemoteTraceback"
@@ -278,6 +285,8 @@ def _start(main: Callable[[], object], args: Namespace) -> None:
         with _from_hydra(main):
             main()
         return
+    if many:
+        os.environ[COMMAND] = str(os.getpid())
     try:
         with only_writer(folder), _from_hydra(main, folder) as results:
             begun = not many and bool(Checkpoints(folder / CHECKPOINTS).paths())

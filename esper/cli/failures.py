@@ -21,15 +21,21 @@ arguments: list[str] = []
 class Ended(SystemExit):
     """The end of a command for a reason that it has printed."""
 
-    def __init__(self, code: int, reason: str) -> None:
+    def __init__(self, code: int, reason: str, *, machine: bool = False) -> None:
         super().__init__(code)
-        self.reason = reason
+        self.reason, self.machine = reason, machine
 
 
-def end(code: int, reason: str) -> NoReturn:
-    """Print the reason, and end the command with this exit code."""
+def end(code: int, reason: str, *, machine: bool = False) -> NoReturn:
+    """Print the reason, and end the command with this exit code.
+
+    Args:
+        code: exit code.
+        reason: a sentence.
+        machine: whether the cause is the machine, such as a full disk, and not the settings of the run.
+    """
     print(f"esper: {reason}", file=sys.stderr)
-    raise Ended(code, reason)
+    raise Ended(code, reason, machine=machine)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +45,8 @@ class Failure:
     run: str
     """Folder of the run, relative to that of the sweep."""
     reason: str
+    machine: bool = False
+    """Whether the cause is the machine, such as a full disk, and not the settings of the run."""
 
 
 def tolerate(work: Callable[[], None], run: str) -> Failure | None:
@@ -50,7 +58,7 @@ def tolerate(work: Callable[[], None], run: str) -> Failure | None:
     try:
         work()
     except Ended as ended:
-        return Failure(run=run, reason=ended.reason)
+        return Failure(run=run, reason=ended.reason, machine=ended.machine)
     except Exception as error:  # a bug
         notice()
         traceback.print_exc()

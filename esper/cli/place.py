@@ -7,6 +7,8 @@ from esper.telemetry.text import duration
 
 VARIABLE = "ESPER_SWEEP"
 """Environment variable by which the processes of a sweep know its size and beginning."""
+COMMAND = "ESPER_COMMAND"
+"""Environment variable by which they know the process number of its command."""
 
 
 def begin_sweep(runs: int) -> None:

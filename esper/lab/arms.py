@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import yaml
@@ -12,6 +13,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 """Names of arms, which are also those of folders."""
 AA_CONTROL = "aa_control"
 """Name of the arm that repeats the first one with another policy seed."""
+SUFFIXES = (".json", ".yaml", ".html", ".md", ".csv")
+"""Endings of files in the folder of an experiment, which holds a folder for each arm."""
 _ONE_LINE = 10**6
 """Width of a line at which YAML does not wrap arms."""
 _ELEMENTS = r"""\[[^\[\]{}"']*\]"""
@@ -43,6 +46,8 @@ def read_arms(arms: str | Mapping[str, Any] | None) -> dict[str, list[str]]:
     for name, overrides in table.items():
         if not NAME.fullmatch(name):
             raise ConfigError(f"{name!r} cannot name an arm and its folder: use letters, digits and _ . + -")
+        if "." in name and Path(name).suffix in SUFFIXES:
+            raise ConfigError(f"{name!r} cannot name an arm: files of an experiment end in {Path(name).suffix}")
         if twin := next((other for other, own in table.items() if own == overrides and other != name), None):
             raise ConfigError(f"arms {name} and {twin} have the same overrides, hence the same runs: remove or change one")
     return table

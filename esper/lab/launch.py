@@ -8,14 +8,15 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hydra.types import RunMode
 
+from esper.cli.place import COMMAND
 from esper.lab.design import FILE, Design
 from esper.pool.local import all_cores
 
@@ -54,22 +55,41 @@ def run_context(hydra: Any) -> RunContext:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent dies, if it is a worker process, as of joblib. A killed run can be resumed.
+    """End this process when the command that started it dies, if it is a worker process, as of joblib, or a job of submitit on
+    this machine. A killed run can be resumed.
 
     Otherwise the worker would finish its run, lock the folder of the run until then, and never exit.
     """
     if parent := multiprocessing.parent_process():
-        _end_with(parent.pid)
+        _end_with(lambda: os.getppid() == parent.pid)
+    elif os.environ.get("SUBMITIT_EXECUTOR") == "local" and (command := os.environ.get(COMMAND)):
+        _end_with(partial(_lives, int(command)))  # the parent is a process of submitit, which lives on
 
 
-@cache  # workers run several cells
-def _end_with(parent: int | None) -> None:
+def _lives(process: int) -> bool:
+    """Return whether a process of this user exists."""
+    try:
+        os.kill(process, 0)
+    except OSError:
+        return False
+    return True
+
+
+_watched: list[threading.Thread] = []
+
+
+def _end_with(lives: Callable[[], bool]) -> None:
+    """End this process when the command no longer lives: it may have died before this process began."""
+    if _watched:  # workers run several cells
+        return
+
     def watch() -> None:
-        while os.getppid() == parent:  # from the first look: the parent may have died before this process began
+        while lives():
             time.sleep(0.5)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True, name="end_with_parent").start()
+    _watched.append(threading.Thread(target=watch, daemon=True, name="end_with_parent"))
+    _watched[0].start()
 
 
 def cores_each(launcher: Any) -> int | None:

@@ -3,10 +3,10 @@
 hydra-ray-launcher is not used because it requires cloudpickle < 3, which does not support Python 3.12, and a cloud client.
 """
 
-import logging
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -17,6 +17,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from esper.cli.failures import Failure
+from esper.notices import UserNotice
+from esper.pool.cluster import ClusterError
 
 
 class RayLauncher(Launcher):
@@ -32,14 +34,15 @@ class RayLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else Ray drops lines that resemble those of another run
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # do not send usage statistics without consent
-        import ray  # late: Hydra imports all plugins for every command
-        from ray.exceptions import RayError
+        from esper.pool.ray_cluster import start_ray  # late: Hydra imports all plugins for every command
+
+        start_ray(self.address, key="hydra.launcher.address")
+        import ray
+        from ray.exceptions import RayError, RayTaskError
 
         assert self.task is not None
         assert self.config is not None
-        if not ray.is_initialized():
-            ray.init(address=self.address, include_dashboard=False, logging_level=logging.WARNING)
+        self._check_room(ray.nodes())
         run = ray.remote(max_retries=0, num_cpus=self.cpus, num_gpus=self.gpus)(_run)
         shared = ray.put((*self.task, self.config, Singleton.get_state()))
         tasks = [run.remote(shared, initial_job_idx + index, list(overrides)) for index, overrides in enumerate(job_overrides)]
@@ -48,20 +51,40 @@ class RayLauncher(Launcher):
             try:
                 result = ray.get(task)
             except RayError as error:
-                result = _lost(str(error), job_overrides[len(returns)], initial_job_idx + len(returns))
+                if isinstance(error, RayTaskError):  # such as a module that its machine lacks
+                    reason = f"{type(error.cause).__name__}: {' '.join(str(error.cause).split())}"
+                else:
+                    reason = f"Ray lost its process, most likely out of memory; {' '.join(str(error).split())}"
+                result = _lost(reason, job_overrides[len(returns)], initial_job_idx + len(returns))
             if not isinstance(result, JobReturn):
                 sys.exit(result)
             returns.append(result)
         return returns
 
+    def _check_room(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        """Check that a machine of the cluster has room for a run, for which Ray would otherwise wait without a word.
+
+        Raises:
+            ClusterError: this machine, which is the cluster, has not.
+        """
+        rooms = [node["Resources"] for node in nodes if node["Alive"]]
+        asked = {"CPU": float(self.cpus), "GPU": float(self.gpus)}
+        if any(all(room.get(kind, 0.0) >= count for kind, count in asked.items()) for room in rooms):
+            return
+        most = {kind: max((room.get(kind, 0.0) for room in rooms), default=0.0) for kind in asked}
+        what = f"a run asks for {self.cpus} CPUs and {self.gpus:g} GPUs (hydra.launcher.cpus, hydra.launcher.gpus)"
+        if self.address is None:
+            raise ClusterError(f"{what}, but this machine has {most['CPU']:g} and {most['GPU']:g}: lower them")
+        here = f"no machine of the cluster has them, but at most {most['CPU']:g} and {most['GPU']:g}"
+        warnings.warn(f"{what}; {here}: the runs wait until one joins", UserNotice, stacklevel=2)
+
 
 SUBDIR = "hydra.sweep.subdir="
 
 
-def _lost(error: str, overrides: Sequence[str], number: int) -> JobReturn:
-    """Return the result of a run whose process was killed, named by its folder, or else by its number."""
+def _lost(reason: str, overrides: Sequence[str], number: int) -> JobReturn:
+    """Return the result of a run that ended outside of its command, named by its folder, or else by its number."""
     folders = [one.removeprefix(SUBDIR) for one in overrides if one.startswith(SUBDIR)]
-    reason = f"Ray lost its process, most likely out of memory; {' '.join(error.split())}"
     failure = Failure(run=folders[0] if folders else f"run {number}", reason=reason)
     return JobReturn(_return_value=failure, status=JobStatus.COMPLETED)
 

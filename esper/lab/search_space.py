@@ -1,5 +1,6 @@
 """Search space of a tuning: swept overrides as Optuna distributions, and the seeds of its blocks."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from esper.lab.design import Cell, draw_seeds, refuse_seeds
 from esper.sweeps import TuneConfig
 
 if TYPE_CHECKING:
+    import numpy as np
     from optuna.distributions import BaseDistribution
 
 BASELINE = "baseline"
@@ -42,6 +44,11 @@ class SearchSpace:
             for block, seed in enumerate(self.seeds)
             for arm, overrides in arms.items()
         ]
+
+    @property
+    def size(self) -> float:
+        """Number of different sets of values; infinite if a key may have any value in an interval."""
+        return math.prod(math.inf if (values := values_of(one)) is None else len(values) for one in self.params.values())
 
     def previews(self) -> list[list[str]]:
         """Return the overrides of the baseline, and of every tuned key with each choice or at both ends of its range."""
@@ -93,7 +100,10 @@ def distribution(override: Override) -> "BaseDistribution":
     log = "log" in getattr(value, "tags", ())
     try:
         if isinstance(value, ChoiceSweep):
-            return CategoricalDistribution(list(override.sweep_string_iterator()))
+            choices = list(override.sweep_string_iterator())
+            if twice := next((one for one in choices if choices.count(one) > 1), None):
+                raise ValueError(f"it lists {twice} twice")
+            return CategoricalDistribution(choices)
         ends: list[Any] = [value.start, value.end] if isinstance(value, IntervalSweep) else []
         steps = {}
         if isinstance(value, RangeSweep):
@@ -104,6 +114,29 @@ def distribution(override: Override) -> "BaseDistribution":
         return kind(ends[0], ends[-1], log=log, **steps)
     except ValueError as error:
         raise ConfigError(f"cannot tune {override.input_line}: {error}") from error
+
+
+def values_of(one: Any) -> Sequence[Any] | None:
+    """Return all values of a distribution; None if there are infinitely many."""
+    if hasattr(one, "choices"):
+        return list(one.choices)
+    if isinstance(one.low, int):
+        return range(one.low, one.high + 1, one.step)
+    if one.low == one.high:
+        return [one.low]
+    if one.step is None:
+        return None
+    return [one.low + rank * one.step for rank in range(1 + round((one.high - one.low) / one.step))]
+
+
+def draw_value(one: Any, rng: "np.random.Generator") -> Any:
+    """Return a random value of a distribution: uniform, or log-uniform in an interval with the tag log."""
+    values = values_of(one)
+    if values is not None:
+        return values[int(rng.integers(len(values)))]
+    if one.log:
+        return math.exp(rng.uniform(math.log(one.low), math.log(one.high)))
+    return float(rng.uniform(one.low, one.high))
 
 
 def _ends(one: Any) -> tuple[Any, ...]:

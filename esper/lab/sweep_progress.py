@@ -15,7 +15,8 @@ POLL = 0.5
 
 
 class SweepProgress:
-    """Prints a line whenever a run has finished: its number, the number of all runs, and the time left for the others."""
+    """Prints a line whenever a run has finished: its number, the number of all runs, and the time left for the others. A run that
+    failed after its start is none of those that are left."""
 
     def __init__(self, folders: Sequence[Path], *, done: int) -> None:
         """
@@ -26,7 +27,7 @@ class SweepProgress:
         self._waiting = {folder: len(self._records(folder)) for folder in folders}
         """Number of processes that had worked on each run before."""
         self._done, self._total = done, done + len(folders)
-        self._mine, self._begun = 0, time.monotonic()
+        self._over_here, self._begun = 0, time.monotonic()
         self._over, self._thread = threading.Event(), threading.Thread(target=self._watch, daemon=True, name="sweep_progress")
 
     def __enter__(self) -> "SweepProgress":
@@ -42,10 +43,14 @@ class SweepProgress:
         """Print a line for each run that has finished since the last look."""
         for folder, before in list(self._waiting.items()):
             records = self._records(folder)
-            if len(records) > before and records[-1].get("status") == "finished":
-                del self._waiting[folder]
-                self._done, self._mine = self._done + 1, self._mine + 1
-                each = (time.monotonic() - self._begun) / self._mine  # of runs side by side, each takes its share
+            status = records[-1].get("status") if len(records) > before else "running"
+            if status == "running":
+                continue
+            del self._waiting[folder]
+            self._over_here += 1
+            if status == "finished":
+                self._done += 1
+                each = (time.monotonic() - self._begun) / self._over_here  # of runs side by side, each takes its share
                 left = f", about {duration(each * len(self._waiting))} left" if self._waiting else ""
                 print(f"run {self._done} of {self._total} done{left}", flush=True)
 

@@ -23,7 +23,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from esper.cli.command import in_one_sentence
-from esper.cli.failures import Failure, end, end_if_failed, failures
+from esper.cli.failures import Failure, end_if_failed, failures
 from esper.cli.overrides import config_of
 from esper.config import Config, ConfigError
 from esper.files import write_whole
@@ -99,13 +99,7 @@ class CellSweeper(Sweeper):
         results: list[JobReturn] = []
         with SweepProgress(folders, done=done):
             for batch in batches(jobs, launcher):
-                try:
-                    found = self.launcher.launch(batch, initial_job_idx=done + len(results))
-                except Exception as error:
-                    if not type(error).__module__.startswith("submitit."):
-                        raise
-                    end(1, f"a run was killed on its machine: {error}")  # the traceback would be submitit's
-                results += found
+                results += self.launcher.launch(batch, initial_job_idx=done + len(results))
         return results
 
 
@@ -194,7 +188,9 @@ class TuneSweeper(CellSweeper):
                 for trial in trials.values():
                     trial.fault = self._fault([*space.common, *trial.overrides])
                 ran = self.run_cells(f"trial {known + len(trials)} of {space.config.trials}", tuning.cells(trials))
-                if tuning.left_out(trials, {one.run.partition("/")[0]: one.reason.partition("; ")[0] for one in failures(ran)}):
+                failed = failures(ran)
+                causes = {one.run.partition("/")[0]: one.reason.partition("; ")[0] for one in failed if not one.machine}
+                if tuning.left_out(trials, causes) or any(one.machine for one in failed):
                     end_if_failed(ran, self.folder)
                 results += [one for one in ran if not isinstance(one.return_value, Failure)]  # else left out
                 tuning.learn(trials)

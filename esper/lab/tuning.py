@@ -28,7 +28,7 @@ from esper.lab.outcomes import OUTCOMES, unknown_outcome
 from esper.lab.roots import new_root
 from esper.lab.runs import find_runs
 from esper.lab.scoring import score
-from esper.lab.search_space import BASELINE, SearchSpace
+from esper.lab.search_space import BASELINE, SearchSpace, draw_value
 from esper.seeding import stream
 from esper.stats.intervals import Interval, mean_interval
 from esper.sweeps import TuneConfig
@@ -118,8 +118,27 @@ class Tuning:
         known, size = len(self.trials), self.space.config.at_once
         # Trials that start together know only the trials before the first of them, even when some of them are finished.
         numbers = range(known, min(known - known % size + size, self.space.config.trials))
-        before = self.trials[: known - known % size]
-        return {name(number): Trial(values=self._propose(before, number)) for number in numbers}
+        before, taken = self.trials[: known - known % size], [trial.values for trial in self.trials]
+        trials: dict[str, Trial] = {}
+        for number in numbers:
+            values = self._propose(before, number)
+            if values in taken:  # runs with the same values and seeds have the same results
+                values = self._new(taken, number)
+            if values is None:
+                break
+            taken.append(values)
+            trials[name(number)] = Trial(values=values)
+        return trials
+
+    def _new(self, taken: Sequence[Mapping[str, Any]], number: int) -> dict[str, Any] | None:
+        """Return random values that were not tried; None if there are none left."""
+        if len({tuple(values.items()) for values in taken}) >= self.space.size:
+            return None
+        rng = stream(self.space.config.root, "new_trial", number)
+        while True:
+            drawn = {key: _rounded(draw_value(one, rng), one) for key, one in self.space.params.items()}
+            if drawn not in taken:
+                return drawn
 
     def _propose(self, known: Sequence[Trial], number: int) -> dict[str, Any]:
         import optuna  # late: takes half a second
@@ -209,6 +228,10 @@ class Tuning:
         blocks = len(self.space.seeds)
         lines = [f"gain in {self.outcome.name} over the baseline, mean of {counted(blocks, 'block')} with 95 % interval:"]
         lines += [f"  {self.line(number)}" for number in ran[:SHOWN]]
+        if not ran:
+            return [f"none of {counted(len(self.trials), 'trial')} could be run"]
+        if len(self.trials) < self.space.config.trials:
+            lines.append(f"these are all {self.space.size:.0f} sets of values: there is nothing left for the other trials")
         best = self.best()
         if best is None or best.gain.mean <= 0:
             return [*lines, "no trial gained anything over the baseline"]

@@ -36,11 +36,11 @@ class ClusterConfig:
         places = self.num_workers * len(devices)
         if hosts < places:
             each = f"{self.num_workers} workers with {len(devices)}" if self.num_workers > 1 else f"{len(devices)}"
-            lower = ", lower cluster.workers," if self.num_workers > 1 else ""
+            remedies = [f"raise hosts to at least {places}"]
+            remedies += ["lower cluster.workers"] * (self.num_workers > 1) + ["name fewer devices"] * (len(devices) > 1)
             raise ValueError(
                 f"hosts={hosts} cannot be distributed over {each} device{'s' * (len(devices) > 1)} "
-                f"({', '.join(devices)}): raise hosts "
-                f"to at least {places}{lower} or name fewer devices"
+                f"({', '.join(devices)}): {', or '.join(remedies)}"
             )
         for name in (name for name, device in devices.items() if device.tune and self.is_remote):
             raise ValueError(

@@ -41,6 +41,9 @@ FORMAT = 3
 MEMBERS = 8
 """Hosts trained as one fused program."""
 
+KEPT = 8
+"""Pools kept in memory, the newest: an environment may be reset with ever new root seeds."""
+
 State = dict[str, Tensor]
 """Parameters and buffers of a host, by name."""
 
@@ -71,6 +74,8 @@ class Pretrained:
         key = sampler.root, sampler.split
         if key not in self.pools:
             self.pools[key] = self._pool(sampler)
+            if len(self.pools) > KEPT:
+                self.pools.pop(next(iter(self.pools)))
         return [self.pools[key][self.task.origin(*sampler.name(host)).index] for host in range(sampler.num_hosts)]
 
     def _pool(self, sampler: HostSampler) -> list[nn.Module]:
@@ -132,7 +137,8 @@ class Pretrained:
         if device.type == "cpu" and place.uses_own_kernels and task.sizes.narrow:
             facts += ["own kernels", version("numba"), version("llvmlite")]
         digest = hashlib.sha256(repr([*facts, replace(self.host, frozen=False)]).encode())
-        for module in _modules_of(hosts[0]):
+        own = [type(part) for part in (self.optimiser, task.objective, task.augmentation)]
+        for module in [*_modules_of(hosts[0]), *_modules_outside(own)]:
             with suppress(OSError, TypeError):  # a class without a file
                 digest.update(inspect.getsource(sys.modules[module]).encode())
         data = task.data
@@ -151,6 +157,12 @@ def _modules_of(host: nn.Module) -> list[str]:
     """Return the Python modules, other than torch's, that define the classes of a host and its layers, bases included."""
     kinds = {kind for layer in host.modules() for kind in type(layer).__mro__}
     return sorted({kind.__module__ for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins")})
+
+
+def _modules_outside(kinds: Sequence[type]) -> list[str]:
+    """Return the Python modules outside of Esper that define classes, bases included; for Esper's own, `FORMAT` counts."""
+    modules = {base.__module__ for kind in kinds for base in kind.__mro__}
+    return sorted(name for name in modules if name.partition(".")[0] not in {"esper", "torch", *sys.stdlib_module_names})
 
 
 def _folder(chosen: str) -> Path:

@@ -63,6 +63,42 @@ def _knock(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
+def start_ray(address: str | None, *, key: str, cpus: int = 0) -> bool:
+    """Start Ray, or connect to a cluster, unless this process has done so.
+
+    Args:
+        address: address of a cluster; None starts one on this machine.
+        key: key of the address, for the message of an error.
+        cpus: CPUs that a cluster on this machine has at least, even if there are fewer cores.
+
+    Returns:
+        Whether this call has started it.
+
+    Raises:
+        ClusterError: Ray does not start, or no cluster answers.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # do not send usage statistics without consent
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # else each start warns of the default
+    import ray as library  # late: it takes a second
+
+    ray: Any = library  # its stubs do not type actors
+    if ray.is_initialized():
+        return False
+    room = {"num_cpus": max(cpus, os.cpu_count() or 1)} if address is None else {}
+    try:
+        _knock(address)
+        ray.init(address, include_dashboard=False, logging_level=logging.WARNING, **room)
+    except Exception as error:  # ConnectionError, ValueError and others
+        told = " ".join(str(error).split())
+        if address is None:
+            raise ClusterError(f"Ray cannot start on this machine: {told}") from error
+        raise ClusterError(
+            f"no cluster answers at {key}={address} ({told}): start one with ray start --head, or leave {key} out for one "
+            "on this machine"
+        ) from error
+    return True
+
+
 class RayWorkerGroup(WorkerGroup):
     """Actors, one per worker."""
 
@@ -74,28 +110,13 @@ class RayWorkerGroup(WorkerGroup):
         Raises:
             ClusterError: Ray does not start, or this machine has too few GPUs.
         """
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # do not send usage statistics without consent
-        logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # else each start warns of the default
-        import ray as library  # late: it takes a second
+        # A cluster of this machine counts as many cores as the workers ask for: two workers may share a core.
+        self._owns = start_ray(config.address, key="cluster.address", cpus=config.workers * config.cpus)
+        import ray as library
 
-        ray: Any = library  # its stubs do not type actors
+        ray: Any = library
         WorkerGroup.__init__(self, config)
         self._ray, self._parts = ray, dict[int, Any]()
-        self._owns = not ray.is_initialized()
-        if self._owns:
-            # A cluster of this machine counts as many cores as the workers ask for: two workers may share a core.
-            room = {"num_cpus": max(config.workers * config.cpus, os.cpu_count() or 1)} if config.address is None else {}
-            try:
-                _knock(config.address)
-                ray.init(config.address, include_dashboard=False, logging_level=logging.WARNING, **room)
-            except Exception as error:  # ConnectionError, ValueError and others
-                told = " ".join(str(error).split())
-                if config.address is None:
-                    raise ClusterError(f"cluster=ray cannot start Ray on this machine: {told}") from error
-                raise ClusterError(
-                    f"no cluster answers at cluster.address={config.address} ({told}): start one with ray start --head, or leave "
-                    "out cluster.address for one on this machine"
-                ) from error
         there = ray.cluster_resources().get("GPU", 0.0)
         if config.address is None and self._owns and config.workers * config.gpus > there:
             ray.shutdown()
@@ -103,6 +124,9 @@ class RayWorkerGroup(WorkerGroup):
                 f"cluster.workers={config.workers} with cluster.gpus={config.gpus:g} need more than the {there:g} GPUs of this "
                 "machine: lower one of them, or name a cluster by cluster.address"
             )
+        if there and not config.gpus:
+            unused = f"cluster.gpus=0: the workers use none of the {there:g} GPUs of the cluster"
+            warnings.warn(f"{unused}; set cluster.gpus to use them", UserNotice, stacklevel=2)
         kind = ray.remote(num_cpus=config.cpus, num_gpus=config.gpus, max_restarts=0, max_task_retries=0)(Worker)
         self._actor = lambda: kind.remote(config.cpus)
         self._actors: list[Any] = [self._actor() for _ in range(self.size)]

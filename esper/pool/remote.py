@@ -30,6 +30,7 @@ from esper.pool.host_sampler import HostSampler
 from esper.pool.worker import Call, Message, Reply, named
 from esper.ranges import check_ranges
 from esper.task.instances import DataView
+from esper.telemetry.text import counted
 
 READING = ("latency", "grown", "machines")
 """Read-only methods, which need not be replayed. `validate` is not among them: what was measured before decides which members are
@@ -252,11 +253,19 @@ class RemotePool(HostPool):
             except WorkerLost as lost:
                 self._replace(worker, lost)
                 ticket = self._send(worker, log.pop())
-        if log[-1].method in READING:
-            log.pop()
+            except Exception:
+                self._forget(log)
+                raise
+        self._forget(log)
         for phase, seconds in reply.seconds.items():
             self.times.add(phase, seconds)
         return reply.result
+
+    @staticmethod
+    def _forget(log: list[Message]) -> None:
+        """Remove the last message if it only reads: nobody need repeat it."""
+        if log[-1].method in READING:
+            log.pop()
 
     def _replace(self, worker: int, lost: WorkerLost) -> None:
         """Replace a lost worker, and say so."""
@@ -269,7 +278,9 @@ class RemotePool(HostPool):
             )
         self._left -= 1
         epochs = sum(message.method == "epoch" for message in self._log[worker])
-        again = f"hosts {rows.start} to {rows.stop - 1} repeat {epochs} epochs of this episode"
+        one = rows.stop - rows.start == 1
+        hosts = f"host {rows.start} repeats" if one else f"hosts {rows.start} to {rows.stop - 1} repeat"
+        again = f"{hosts} {counted(epochs, 'epoch')} of this episode"
         number = self._replacements - self._left  # tells one warning from the next
         warnings.warn(f"{which}: {again}; no other host is affected (replacement {number})", UserNotice, stacklevel=2)
         self._group.replace(worker)

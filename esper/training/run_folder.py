@@ -35,6 +35,11 @@ PAGE = "run.html"
 EXPORT = "export"
 """Folder of exported networks in that of a run."""
 
+
+class BusyError(ConfigError):
+    """Another process works on a folder."""
+
+
 _new: dict[str, Path] = {}
 """Folder that this process has chosen under each parent."""
 
@@ -79,7 +84,7 @@ def only_writer(folder: Path) -> Generator[None]:
     A new folder is removed if no run has begun in it.
 
     Raises:
-        ConfigError: another process holds the lock.
+        BusyError: another process holds the lock.
         DiskError: the folder cannot be written to.
     """
     with disk(f"write into {folder}"):
@@ -89,9 +94,7 @@ def only_writer(folder: Path) -> Generator[None]:
         try:
             lock.acquire(timeout=0)
         except Timeout as error:
-            raise ConfigError(
-                f"another process is writing into {folder}: wait until it ends, or choose another folder"
-            ) from error
+            raise BusyError(f"another process is writing into {folder}: wait until it ends, or choose another folder") from error
     try:
         yield
     finally:

@@ -1,5 +1,6 @@
 """A run of a sweep that fails: the others go on, and the command ends with one sentence that names it."""
 
+import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from esper.cli import failures
 from esper.cli.command import in_one_sentence
 from esper.cli.failures import Failure, end_if_failed, tolerate
 from esper.config import ConfigError
+from esper.files import DiskError
 from tests.forked import run_forked
 
 BREAKS = """
@@ -39,6 +41,11 @@ def broken() -> None:
         raise ZeroDivisionError("division by zero")
 
 
+def full() -> None:
+    with in_one_sentence():
+        raise DiskError("write", OSError(errno.ENOSPC, "No space left"))
+
+
 def interrupted() -> None:
     with in_one_sentence():
         raise KeyboardInterrupt
@@ -52,6 +59,7 @@ def unread() -> None:
 def test_failures_are_results() -> None:
     assert tolerate(lambda: None, "a") is None
     assert tolerate(refused, "a") == Failure(run="a", reason="no such thing: choose another; or none")
+    assert tolerate(full, "a") == Failure(run="a", reason="cannot write: no space left; free some space", machine=True)
 
 
 def test_bugs_keep_their_traceback(capsys: pytest.CaptureFixture[str]) -> None:

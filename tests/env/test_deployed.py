@@ -367,17 +367,19 @@ def test_the_cache_of_the_user_is_the_default(deployed, monkeypatch, tmp_path):
     assert len([*(tmp_path / "mine" / "esper" / "pretrained").glob("*.pt")]) == 1
 
 
-def test_the_cache_of_a_host_of_your_own_knows_all_its_modules(deployed, tmp_path, monkeypatch):
+def test_the_cache_of_a_host_of_your_own_and_an_optimiser_of_your_own_knows_all_their_modules(deployed, tmp_path, monkeypatch):
     """With another activation in a layer, say, a host has the same weights and learns others."""
     monkeypatch.syspath_prepend(tmp_path)
     code = {
         "mine_base": "from torch import nn\nclass Base(nn.Module): pass\n",
         "mine_layers": "from torch import nn\nclass Layer(nn.Linear): pass\n",
         "mine": "from mine_base import Base\nfrom mine_layers import Layer\nclass Net(Base): pass\n",
+        "mine_optimiser": "from esper.optimisers.sgd import SGDConfig\nclass Mine(SGDConfig): pass\n",
     }
     for name, text in code.items():
         (tmp_path / f"{name}.py").write_text(text)
-    env, mine = deployed(1), importlib.import_module("mine")
+    mine, own = importlib.import_module("mine"), importlib.import_module("mine_optimiser").Mine
+    env = deployed(1, optimiser=own())
     host, found = mine.Net(), []
     host.add_module("layer", mine.Layer(2, 2))
     for name in (None, None, *code):

@@ -18,11 +18,14 @@ from omegaconf import OmegaConf
 
 from esper.checkpoint import load
 from esper.cli.failures import Failure
+from esper.cli.place import COMMAND
 from esper.lab.design import Cell, design
 from esper.lab.launch import cores_each, end_with_parent, run_context
 from esper.lab.ray_launcher import RayLauncher
 from esper.lab.sweepers import CellSweeper
+from esper.notices import UserNotice
 from esper.pool import local
+from esper.pool.cluster import ClusterError
 from esper.pool.devices import find_device, take_turn
 from esper.training.run_folder import CHECKPOINTS
 from tests.forked import run_forked
@@ -225,18 +228,31 @@ def test_a_run_whose_process_ray_loses_counts_as_failed(monkeypatch: pytest.Monk
     def get(number: int) -> JobReturn:
         if number == 7:
             raise ray.exceptions.WorkerCrashedError
+        if number == 8:
+            raise ray.exceptions.RayTaskError("run", "its traceback", ImportError("no libfoo"))
         return JobReturn(_return_value=None, status=JobStatus.COMPLETED)
 
+    machine = {"Alive": True, "Resources": {"CPU": 2.0}}
     fakes = {"is_initialized": lambda: True, "put": lambda it: it, "remote": lambda **_: lambda _: Task, "get": get}
+    fakes |= {"nodes": lambda: [machine]}
     for name, fake in fakes.items():
         monkeypatch.setattr(ray, name, fake)
     launcher = RayLauncher(address=None, cpus=1, gpus=0.0)
     launcher.setup(hydra_context=None, task_function=print, config=OmegaConf.create({}))  # pyright: ignore[reportArgumentType]
-    lost, other = launcher.launch([["hydra.sweep.subdir=trial-003/block-00"], []], initial_job_idx=7)
+    lost, broken, other = launcher.launch([["hydra.sweep.subdir=trial-003/block-00"], [], []], initial_job_idx=7)
+    assert broken.return_value == Failure(run="run 8", reason="ImportError: no libfoo")
     assert other.return_value is None
     assert isinstance(lost.return_value, Failure)
     assert lost.return_value.run == "trial-003/block-00"
     assert lost.return_value.reason.startswith("Ray lost its process, most likely out of memory; ")
+    launcher.cpus = 8
+    with pytest.raises(
+        ClusterError, match=r"a run asks for 8 CPUs and 0 GPUs \(hydra.* but this machine has 2 and 0: lower them"
+    ):
+        launcher.launch([[]], initial_job_idx=0)
+    launcher.address = "auto"
+    with pytest.warns(UserNotice, match="no machine of the cluster has them, but at most 2 and 0: the runs wait until one joins"):
+        launcher.launch([[]], initial_job_idx=0)
 
 
 def _outlive_parent(pipe: int) -> None:
@@ -260,6 +276,27 @@ def test_workers_end_even_if_their_parent_died_before_they_began() -> None:
     os.close(start)
     with os.fdopen(end, "rb") as pipe:
         assert pipe.read() == b""  # the end of the worker closes the pipe
+
+
+def _outlive_command(pipe: int, command: int) -> None:
+    os.environ |= {"SUBMITIT_EXECUTOR": "local", COMMAND: str(command)}
+    end_with_parent()
+    time.sleep(5)
+    os.write(pipe, b"alive")
+    os._exit(0)
+
+
+def test_a_job_of_submitit_ends_with_its_command() -> None:
+    """Not with its parent, which is a process of submitit."""
+    command = subprocess.Popen(["sleep", "60"])
+    end, start = os.pipe()
+    if os.fork() == 0:
+        _outlive_command(start, command.pid)
+    os.close(start)
+    command.kill()
+    command.wait()
+    with os.fdopen(end, "rb") as pipe:
+        assert pipe.read() == b""
 
 
 def test_single_processes_do_not_end_with_the_shell_that_started_them() -> None:

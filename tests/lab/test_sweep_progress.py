@@ -32,3 +32,15 @@ def test_runs_side_by_side_are_counted_when_they_finish(
     with progress:
         write(folders[2], "failed", "finished")
     assert capsys.readouterr().out == "run 5 of 5 done\n"
+
+
+def test_a_failed_run_is_not_left(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("esper.lab.sweep_progress.time.monotonic", lambda: now[0])
+    folders = [tmp_path / name for name in "abc"]
+    progress, now[0] = SweepProgress(folders, done=0), 60.0
+    write(folders[0], "failed")
+    progress.look()
+    write(folders[1], "finished")
+    progress.look()
+    assert capsys.readouterr().out == "run 1 of 3 done, about 30 s left\n"

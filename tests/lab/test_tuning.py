@@ -89,6 +89,29 @@ def test_trials_at_once_are_proposed_together(tmp_path: Path) -> None:
     assert list(made.next()) == ["trial-003", "trial-004"]
 
 
+def test_no_values_are_tried_twice(tmp_path: Path) -> None:
+    """Not with a resume, either; and a tuning ends when none are left."""
+    swept, found = ["agent.learning_rate=0.01,0.1,0.001", "agent.epochs=int(interval(3, 4))"], []
+    for folder, parts in (("whole", (9,)), ("parts", (2, 3, 9))):
+        for trials in parts:
+            made = Made(search_space(TuneConfig(**CONFIG | {"trials": trials, "at_once": 2}), swept), tmp_path / folder)
+            run(made)
+        found.append(made.trials)
+    assert found[0] == found[1]
+    assert len({str(trial.values) for trial in made.trials}) == len(made.trials) == 6
+    assert any("these are all 6 sets of values" in line for line in made.table())
+    with pytest.raises(ConfigError, match=r"cannot tune agent.hidden=8,16,8: it lists 8 twice"):
+        search_space(TuneConfig(**CONFIG), ["agent.hidden=8,16,8"])
+
+
+def test_a_tuning_without_a_trial_that_runs_says_so(tmp_path: Path) -> None:
+    made = tuning(tmp_path, trials=1)
+    trials = made.next()
+    trials["trial-000"].fault = "it is too large"
+    made.learn(trials)
+    assert made.table() == ["none of 1 trial could be run"]
+
+
 def test_incompatible_values_are_not_run(tmp_path: Path) -> None:
     made = tuning(tmp_path, trials=2)
     trials = made.next()
@@ -124,12 +147,14 @@ def test_a_tuning_goes_on_without_a_trial_that_always_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its run fails with a remedy that names the command, which may have changed when it is repeated."""
+    full = [True]
 
     class Sweeper(TuneSweeper):
         folder = tmp_path
 
         def run_cells(self, title: str, cells: Sequence[Cell]) -> list[JobReturn]:
-            failed = Failure(run="trial-001/block-00", reason=f"out of memory; resume with {self.arguments['trials']} trials")
+            told = f"out of memory; resume with {self.arguments['trials']} trials"
+            failed = Failure(run="trial-001/block-00", reason=told, machine=full[0])
             values = [failed if cell.folder == failed.run else None for cell in cells]
             return [JobReturn(_return_value=value, status=JobStatus.COMPLETED) for value in values]
 
@@ -140,6 +165,10 @@ def test_a_tuning_goes_on_without_a_trial_that_always_fails(
 
     monkeypatch.setattr("esper.lab.tuning.Tuning", Made)
     asked = {**CONFIG, "root": 0}
+    for _ in range(3):  # a full disk is not the fault of the values, however often it ends a run
+        with pytest.raises(SystemExit):
+            Sweeper(**asked).sweep(SWEPT)
+    full[0] = False
     with pytest.raises(SystemExit) as stopped:
         Sweeper(**asked).sweep(SWEPT)
     assert stopped.value.code == 1
