@@ -19,9 +19,9 @@ from esper.cli.keyvalue import help_of, read_overrides, show_help
 from esper.cli.transfer import TRANSFERABLE, check_transferable, is_run_override, slug
 from esper.config import ConfigError, standalone_agents, unknown_controller
 from esper.evaluation.bundle import export_program, write_bundle
-from esper.evaluation.exported import FORMATS, write
+from esper.evaluation.exported import FORMATS, check_libraries, write
 from esper.evaluation.held_out import POLICIES
-from esper.evaluation.regrow import regrow
+from esper.evaluation.regrow import regrow, unknown_host
 from esper.notices import StatusLine, heard_by, notice
 from esper.ranges import check_ranges
 from esper.training.config_io import from_plain
@@ -57,6 +57,9 @@ class ExportConfig:
         if not self.checkpoint:
             raise ValueError("checkpoint is not set: name the folder of a run, as in checkpoint=multirun/single/...")
         check_ranges("", self, {"[0, inf)": ["host", "episode"], "[2, inf)": ["hosts"]})
+        if self.host >= self.hosts:
+            raise ValueError(unknown_host(self.host, self.hosts))
+        check_libraries(self.format)
         if self.format not in (*FORMATS, POLICY):
             raise ValueError(f"format={self.format} is not known: choose from {', '.join([*FORMATS, POLICY])}")
         if self.format == POLICY and (self.host, self.hosts, self.episode, self.controller) != (0, 64, 0, "policy"):

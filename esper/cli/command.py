@@ -102,7 +102,7 @@ def _report(error: Exception) -> None:
         traceback.print_exception(error)
         saved = "what was saved before is intact: correct the file, and repeat the command, or continue a run with resume="
         end(1, f"{place}: {type(error).__name__}: {' '.join(str(error).split())}; {saved}")
-    if isinstance(error, OSError):  # of Hydra or another library: ours are DiskErrors
+    if isinstance(error, OSError) and memory_shortage(error) is None:  # of Hydra or another library: ours are DiskErrors
         _exit_with(DiskError(f"use {error.filename}" if error.filename else "go on", error))
     if (shortage := memory_shortage(error)) is None:
         raise error

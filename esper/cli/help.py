@@ -113,7 +113,7 @@ def in_words(hint: Any) -> str:
         return "one of " + ", ".join(hint.__members__)
     if get_origin(hint) is list:
         (item,) = get_args(hint)
-        return "a list in brackets" if item is Any else f"a list, each {in_words(item)}"
+        return "a list in brackets" if item is Any else f"a list in brackets, each {in_words(item)}"
     if is_dataclass(hint):
         return f"a group of keys out of {', '.join(field.name for field in fields(hint))}"
     return _KINDS.get(hint, "a group of keys")

@@ -48,8 +48,13 @@ _REFUSED = {
 
 def slug(overrides: Iterable[str]) -> str:
     """Return overrides as part of a file name; empty if there are none."""
-    name = re.sub(r"[^\w=.+-]+", "_", "_".join(overrides)).strip("_")
-    return name if len(name) <= 80 else f"{name[:72]}_{sha256(name.encode()).hexdigest()[:7]}"
+    whole = "_".join(overrides)
+    name = re.sub(r"[^\w=.+-]+", "_", whole).strip("_")
+    if len(name) > 80:
+        return f"{name[:72]}_{sha256(name.encode()).hexdigest()[:7]}"
+    if re.search(r"[^\w=.+,\[\]-]", whole):  # lists can be told from their parts, but a/b looks like a_b
+        return f"{name[:72]}_{sha256(whole.encode()).hexdigest()[:7]}"
+    return name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

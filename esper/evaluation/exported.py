@@ -8,10 +8,12 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from functools import reduce
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -20,6 +22,8 @@ from torch.fx.graph import CodeGen
 from esper.config import ConfigError
 from esper.files import write_whole
 
+ABOUT = "topology.json"
+"""File that describes the others."""
 TOLERANCE = 1e-5
 """Largest difference of outputs, relative to their largest magnitude, between a network and its files."""
 SOURCE = '''"""A network grown by Esper. It needs PyTorch only: `network = load(); network(x)`, with x as `topology.json` says."""
@@ -147,10 +151,8 @@ def write_export(program: ExportedProgram, folder: Path) -> Callable[[Tensor], T
 
 def write_safetensors(program: ExportedProgram, folder: Path) -> Callable[[Tensor], Tensor]:
     """Write `network.py` and `weights.safetensors`, and return the network with these weights."""
-    try:
-        from safetensors.torch import load_file, save
-    except ImportError as error:
-        raise ConfigError("format=safetensors needs safetensors: pip install -e '.[export]'") from error
+    from safetensors.torch import load_file, save
+
     text, state = source(program)
     write_whole(folder / "weights.safetensors", save(state))
     return _written(text, folder)["Network"](load_file(folder / "weights.safetensors")).eval()
@@ -158,21 +160,18 @@ def write_safetensors(program: ExportedProgram, folder: Path) -> Callable[[Tenso
 
 def write_onnx(program: ExportedProgram, folder: Path) -> Callable[[Tensor], Tensor]:
     """Write `network.onnx`, with a batch of any size, and return the network as ONNX Runtime computes it."""
-    try:
-        import onnxruntime
+    import onnxruntime
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of deprecated calls within its libraries
-            made = torch.onnx.export(
-                program,
-                (),
-                input_names=["x"],
-                output_names=["outputs"],
-                dynamic_shapes=({0: "batch"},),  # the name of the dimension
-                verbose=False,
-            )
-    except ImportError as error:
-        raise ConfigError("format=onnx needs onnx, onnxscript and onnxruntime: pip install -e '.[export]'") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of deprecated calls within its libraries
+        made = torch.onnx.export(
+            program,
+            (),
+            input_names=["x"],
+            output_names=["outputs"],
+            dynamic_shapes=({0: "batch"},),  # the name of the dimension
+            verbose=False,
+        )
     assert made is not None
     write_whole(folder / "network.onnx", made.model_proto.SerializeToString())
     session: Any = onnxruntime.InferenceSession(str(folder / "network.onnx"), providers=["CPUExecutionProvider"])
@@ -182,6 +181,14 @@ def write_onnx(program: ExportedProgram, folder: Path) -> Callable[[Tensor], Ten
 
 FORMATS = {"pytorch": write_pytorch, "export": write_export, "safetensors": write_safetensors, "onnx": write_onnx}
 """Function that writes a format and returns the network as the files give it."""
+NEEDS = {"safetensors": ("safetensors",), "onnx": ("onnx", "onnxscript", "onnxruntime")}
+"""Libraries that a format needs beside PyTorch."""
+
+
+def check_libraries(form: str) -> None:
+    """Raise ConfigError if a library of a format is not installed."""
+    if lacks := [name for name in NEEDS.get(form, ()) if find_spec(name) is None]:
+        raise ConfigError(f"format={form} needs {' and '.join(lacks)}: pip install -e '.[export]'")
 
 
 def write(network: nn.Module, samples: Tensor, folder: Path, form: str, about: Mapping[str, Any]) -> float:
@@ -197,6 +204,7 @@ def write(network: nn.Module, samples: Tensor, folder: Path, form: str, about: M
     Raises:
         ConfigError: a library is missing, or the outputs differ by more than `TOLERANCE`.
     """
+    check_libraries(form)
     missing = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -205,8 +213,8 @@ def write(network: nn.Module, samples: Tensor, folder: Path, form: str, about: M
             worst = _error(network, again, samples)
             if not worst <= TOLERANCE:
                 raise ConfigError(f"format={form} changes the outputs by a relative error of {worst:.1e}: choose another format")
-            write_whole(Path(place) / "topology.json", json.dumps(about, indent=1) + "\n")
-            for path in Path(place).iterdir():
+            write_whole(Path(place) / ABOUT, json.dumps(about, indent=1) + "\n")
+            for path in sorted(Path(place).iterdir(), key=lambda one: one.name == ABOUT):  # which tells that the others are whole
                 os.replace(path, folder / path.name)
     except BaseException:
         if missing and not any(folder.iterdir()):
@@ -219,4 +227,5 @@ def _error(network: nn.Module, again: Callable[[Tensor], Tensor], samples: Tenso
     """Return the largest relative difference of the outputs of a network, in whole batches and alone."""
     with torch.no_grad():
         pairs = [(network(part), again(part)) for part in (samples, samples[:1])]
-    return max(float((one - other).abs().max() / one.abs().max().clamp(min=1e-12)) for one, other in pairs)
+    errors = [float((one - other).abs().max() / one.abs().max().clamp(min=1e-12)) for one, other in pairs]
+    return float(np.max(errors))  # NaN if any is

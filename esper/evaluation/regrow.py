@@ -43,6 +43,11 @@ class Regrown:
     """Config of the evaluation."""
 
 
+def unknown_host(host: int, hosts: int) -> str:
+    """Return the error message for a host with this number."""
+    return f"host={host} is not among hosts={hosts}, which are counted from 0: choose 0 to {hosts - 1}, or raise hosts"
+
+
 def regrow(
     checkpoint: Path | str, *, host: int, hosts: int, episode: int, controller: str, overrides: Sequence[str] = ()
 ) -> Regrown:
@@ -61,9 +66,7 @@ def regrow(
         ConfigError: there is no such checkpoint or controller, the run grows no such host, or an override does not fit.
     """
     if not 0 <= host < hosts:
-        raise ConfigError(
-            f"host={host} is not among hosts={hosts}, which are counted from 0: choose 0 to {hosts - 1}, or raise hosts"
-        )
+        raise ConfigError(unknown_host(host, hosts))
     evaluation = Evaluation.load(str(checkpoint), hosts=hosts, episode=episode, overrides=overrides)
     env, config = evaluation.env, evaluation.config
     if not isinstance(env, GrowthEnv):

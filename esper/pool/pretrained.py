@@ -9,6 +9,7 @@ its hosts are bit for bit the same in every run, whether trained or read from di
 import hashlib
 import inspect
 import os
+import platform
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -188,7 +189,7 @@ def _read(path: Path, hosts: Sequence[nn.Module]) -> None:
 
 def _write(path: Path, states: Sequence[State]) -> None:
     """Write the states of hosts, or warn that the disk does not allow it."""
-    own = path.with_suffix(f".{os.getpid()}")  # other runs may write the same file now
+    own = path.with_suffix(f".{platform.node()}.{os.getpid()}")  # other runs, also of other machines, may write the file now
     try:
         with disk(f"write {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)

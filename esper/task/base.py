@@ -1,5 +1,6 @@
 """The task interface: a data set, host instances, and the creation and training of hosts."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -14,10 +15,11 @@ from esper.fusion.batch_last import UNITS, flattens, suits
 from esper.fusion.layout import Layout
 from esper.growth.objective import CLASSIFICATION, Objective
 from esper.hosts.base import HostConfig, segments_of
+from esper.notices import UserNotice
 from esper.ranges import check_ranges
 from esper.seeding import stream, torch_stream
 from esper.task.augment import Augmentation
-from esper.task.check import check_samples
+from esper.task.check import FEW, check_samples, few_samples
 from esper.task.data import Data, TaskError
 from esper.task.drifts import LABEL_DRIFTS, Drift, domains
 from esper.task.events import CLASSES, RATES, Event, EventsConfig, before_events, class_shares
@@ -96,6 +98,8 @@ class TaskConfig:
                 f"task.epoch_samples must be 0 or at least task.batch_size={self.batch_size}, got {self.epoch_samples}: "
                 "an epoch has at least one batch"
             )
+        if not self.pretrain and self.pretrain_folder:
+            warnings.warn("task.pretrain_folder has no effect, since task.pretrain is 0", stacklevel=3)
         self._check_list("label_noise", "from 0 to below 1", [0 <= value < 1 for value in self.label_noise])
         self._check_list("data_share", "above 0 and at most 1", [0 < value <= 1 for value in self.data_share])
         self._check_list("rate_factor", "above 0", [0 < value < float("inf") for value in self.rate_factor])
@@ -197,7 +201,8 @@ class Task:
         self.config, self._host, self.data = config, host, _shortened(data, config.valid_samples)
         if kinds := config.events.kinds:
             drifts = {kind: partial(config.drifted, kind) for kind in kinds if kind in config.drifts}
-            self.data = replace(self.data, domains=domains(self.data, drifts, stream(config.split_seed, "drift_order")))
+            orders = (stream(config.split_seed, name) for name in ("drift_order", "presence_order"))
+            self.data = replace(self.data, domains=domains(self.data, drifts, *orders))
 
     def make_host(self, instance: Instance) -> nn.Module:
         """Return a host of this instance with random initial weights from torch's global stream."""
@@ -243,7 +248,7 @@ class Task:
         if share_K is None or data.domains is None:
             return view.samples
         samples = np.arange(len(data.train_y)) if view.samples is None else view.samples
-        rank, share = data.domains.train_rank[samples], torch.from_numpy(share_K)[data.train_y[samples].long()]
+        rank, share = data.domains.train_presence[samples], torch.from_numpy(share_K)[data.train_y[samples].long()]
         present = rank < share
         if not present.any():  # as many as the share asks for are none: one is left
             present[torch.where(share > 0, rank, rank + 1).argmin()] = True
@@ -287,6 +292,9 @@ def _shortened(data: Data, valid_samples: int) -> Data:
         raise TaskError(f"task.valid_samples={valid_samples} exceeds the {len(data.valid_y)} validation samples: use 0 for all")
     if not valid_samples:
         return data
+    if valid_samples < FEW <= len(data.valid_y):
+        told = few_samples("valid", valid_samples, numbers=data.valid_y.is_floating_point())
+        warnings.warn(f"task.valid_samples={valid_samples}: {told}", UserNotice, stacklevel=2)
     short = replace(data, valid_x=data.valid_x[:valid_samples], valid_y=data.valid_y[:valid_samples])
     if short.valid_y.is_floating_point() and short.valid_y.min() == short.valid_y.max():
         raise TaskError(f"task.valid_samples={valid_samples} leaves only equal targets, so R2 is undefined: raise it")

@@ -76,8 +76,7 @@ def mistakes(data: Data, layout: Layout, *, numbers: bool = False) -> list[str]:
     found: list[str] = []
     for part, count in {"valid": len(data.valid_x), "test": len(data.test_x)}.items():
         if count < FEW:
-            step = f"accuracy on it moves in steps of {100 / count:.0f} pp" if not numbers else "R2 on it means little"
-            found.append(f"{part}_x has {count} sample{'s' * (count > 1)}: {step}, so use more")
+            found.append(few_samples(part, count, numbers=numbers))
     if layout is not Layout.IMAGES:
         return found
     shape = tuple(data.train_x.shape)
@@ -97,6 +96,12 @@ def mistakes(data: Data, layout: Layout, *, numbers: bool = False) -> list[str]:
             f"num_classes is {data.num_classes}, and the highest class of train_y is {most}: hosts never learn the others"
         )
     return found
+
+
+def few_samples(part: str, count: int, *, numbers: bool) -> str:
+    """Return what follows from few samples of a set."""
+    step = f"accuracy on it moves in steps of {100 / count:.0f} pp" if not numbers else "R2 on it means little"
+    return f"{part}_x has {count} sample{'s' * (count > 1)}: {step}, so use more"
 
 
 def _check_inputs(name: str, x: Tensor, layout: Layout, data: Data) -> None:

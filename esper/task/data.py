@@ -76,6 +76,9 @@ class Domains:
     """Rank of each sample in (0, 1) `[n]`: the strength of a drift above which the sample comes from the new domain."""
     valid_rank: Tensor
     test_rank: Tensor
+    train_presence: Tensor
+    """Rank in (0, 1) `[n]`: the share of its class above which a training sample is present. It is independent of `train_rank`:
+    of the few samples that remain of a class, the same share has drifted as of all."""
 
     def to(self, device: torch.device) -> "Domains":
         """Copy the domains to a device."""

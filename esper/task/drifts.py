@@ -20,13 +20,16 @@ WRONG = 0.4
 """Share of the training labels that mislabelling replaces. Higher: harder."""
 
 
-def domains(data: Data, drifts: Mapping[str, Callable[[Data], Data]], stream: np.random.Generator) -> Domains:
+def domains(
+    data: Data, drifts: Mapping[str, Callable[[Data], Data]], stream: np.random.Generator, presence: np.random.Generator
+) -> Domains:
     """Return the data as it is, domain 0, and after each drift.
 
     Args:
         data: a data set.
         drifts: kind of a drift -> the drift.
         stream: stream of the order in which the samples pass to a new domain.
+        presence: stream of the order in which training samples come and go.
     """
     copies = [data, *(drift(data) for drift in drifts.values())]
 
@@ -34,7 +37,7 @@ def domains(data: Data, drifts: Mapping[str, Callable[[Data], Data]], stream: np
         parts = [getattr(copy, name) for copy in copies]
         return torch.stack(parts) if drifts else parts[0][None]  # without drifts, nothing is copied
 
-    def rank(samples: Tensor) -> Tensor:
+    def rank(samples: Tensor, stream: np.random.Generator = stream) -> Tensor:
         return torch.from_numpy((stream.permutation(len(samples)) + 0.5) / len(samples))
 
     return Domains(
@@ -48,6 +51,7 @@ def domains(data: Data, drifts: Mapping[str, Callable[[Data], Data]], stream: np
         train_rank=rank(data.train_y),
         test_rank=rank(data.test_y),  # before the validation samples, so that their number does not change it
         valid_rank=rank(data.valid_y),
+        train_presence=rank(data.train_y, presence),
     )
 
 

@@ -17,7 +17,7 @@ Drifts of the data (`esper.task.drifts`) replace each other, and so do changes o
 
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -167,11 +167,18 @@ class EventsConfig:
         if self.kinds and (strange := [kind for kind in self.passing if kind not in self.kinds]):
             listed, rest = ",".join(strange), ",".join(kind for kind in self.passing if kind in self.kinds)
             remedy = f"list it in task.events.kinds too, or set task.events.passing=[{rest}]"
-            raise ValueError(f"task.events.passing=[{listed}] never happens: {remedy}")
+            raise ValueError(f"task.events.passing names {listed}, which never happens: {remedy}")
         if self.passing and min(self.lasts) < 1:
             raise ValueError(
                 "task.events.passing needs every task.events.lasts to be at least 1, the number of host epochs after which these "
                 "kinds end"
+            )
+        usual = EventsConfig()
+        idle = [part.name for part in fields(self) if getattr(self, part.name) != getattr(usual, part.name)]
+        if idle and not self.kinds:
+            listed = ", ".join(f"task.events.{name}" for name in idle)
+            warnings.warn(
+                f"{listed} {'have' if len(idle) > 1 else 'has'} no effect, since task.events.kinds is empty", stacklevel=3
             )
         if self.replay != 1 and self.kinds and "arrive" not in self.kinds:
             warnings.warn(f"task.events.replay={self.replay:g} has no effect, since no classes arrive", stacklevel=3)

@@ -167,7 +167,7 @@ def _arrays(file: str) -> tuple[dict[str, Array], list[str]]:
         remedies = {x: f"numbers, as in np.stack([np.asarray(one, np.float32) for one in {x}])" for x, _ in pairs}
         remedies |= {y: f"text, as in {y}.astype(str)" for _, y in pairs}
         arrays = dict[str, Array]()
-        for name in remedies.keys() & {*archive.files}:
+        for name in sorted(remedies.keys() & {*archive.files}):
             try:
                 arrays[name] = np.asarray(archive[name])
             except (ValueError, zipfile.BadZipFile) as error:

@@ -138,8 +138,9 @@ class ImageFolderConfig(AugmentedConfig):
                 "each class into a subfolder"
             )
         if like := [name for name in names if name.lower() in LIKE_SETS]:
+            read = "are read as classes" if len(like) > 1 else "is read as a class"
             warnings.warn(
-                f"task.folder={self.folder}: {', '.join(like)} read as a class: if these are sets, name them train, val and "
+                f"task.folder={self.folder}: {', '.join(like)} {read}: if these are sets, name them train, val and "
                 "test, and put a subfolder per class into each",
                 UserNotice,
                 stacklevel=2,
@@ -172,7 +173,8 @@ def _read(path: Path, size: int) -> npt.NDArray[np.uint8]:
             with pillow.Image.open(path) as image:
                 if _is_deep(image):
                     raise TaskError(f"{path} has more than 8 bits per channel: save it with 8")
-                square = pillow.fit(image.convert("RGB"), (size, size), pillow.Image.Resampling.BILINEAR)
+                upright = pillow.exif_transpose(image)  # cameras store how they were held
+                square = pillow.fit(upright.convert("RGB"), (size, size), pillow.Image.Resampling.BILINEAR)
         except (SyntaxError, pillow.Image.DecompressionBombError) as error:
             raise ValueError(str(error)) from error
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))

@@ -19,6 +19,7 @@ from esper.task.data import Data, DataError, TaskError, rows_at_once
 from esper.task.drifts import IMAGE_DRIFTS, Drift
 from esper.task.events import CLASSES, RATES
 from esper.task.instances import Name
+from esper.telemetry.text import counted
 
 CONSTANT = 1e-6
 """A channel whose variance over the training set is at most this is constant, and is not scaled [squared grey levels]."""
@@ -70,9 +71,8 @@ class ImagesConfig(TaskConfig):
         fewest = min(count or task.data.num_classes for count in self.classes)
         if moving and (most := max(self.events.count) * self.events.group) > fewest - 2:
             raise TaskError(
-                f"task.events.count={max(self.events.count)} events of task.events.group={self.events.group} classes add or "
-                f"remove up to {most} of {fewest} classes, but two must always remain: lower task.events.count "
-                "or task.events.group"
+                f"{counted(max(self.events.count), 'event')} of {self.events.group} classes each (task.events.count, "
+                f"task.events.group) would add or remove up to {most} of {fewest} classes, but two must always remain: lower one"
             )
         return task
 

@@ -9,6 +9,9 @@ Floats = npt.NDArray[np.float64]
 SHARE = 0.2
 """Share of the rows held out for validation, and again for testing."""
 
+ROUNDING = 1e-12
+"""Relative difference up to which values are equal, as 0.3 and 0.1 + 0.2 are meant to be."""
+
 
 def split_rows(count: int, shuffle: np.random.Generator, name: str) -> dict[str, npt.NDArray[np.int64]]:
     """Return the rows of each set, drawn without replacement.
@@ -24,11 +27,11 @@ def split_rows(count: int, shuffle: np.random.Generator, name: str) -> dict[str,
 
 
 def mean_and_deviation(values: Floats, axis: tuple[int, ...] = (0,)) -> tuple[Floats, Floats]:
-    """Return mean and standard deviation over these axes, kept with length 1. For constant values, these are exactly the value
-    and 1. A deviation too small for a float is 1 as well."""
+    """Return mean and standard deviation over these axes, kept with length 1. For values that are constant up to rounding, these
+    are exactly the lowest value and 1. A deviation too small for a float is 1 as well."""
     lowest, highest = values.min(axis=axis, keepdims=True), values.max(axis=axis, keepdims=True)
     mean, std = values.mean(axis=axis, keepdims=True), values.std(axis=axis, keepdims=True)
-    constant = lowest == highest  # there, rounding gives a deviation of 1e-17, not 0
+    constant = highest - lowest <= ROUNDING * np.maximum(abs(lowest), abs(highest))
     return np.where(constant, lowest, mean), np.where(constant | (std == 0), 1.0, std)
 
 

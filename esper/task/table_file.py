@@ -140,18 +140,19 @@ def _as_text(path: Path) -> str:
 
 
 def _is_number(text: str) -> bool:
+    return not np.isnan(_value(text))
+
+
+def _value(text: str) -> float:
+    """Return a number as it is written in tables; NaN for other texts, also for 1_000, which Python reads as a number."""
     try:
-        float(text)
+        return float(text) if text.isascii() and "_" not in text else np.nan
     except ValueError:
-        return False
-    return True
+        return np.nan
 
 
 def _number(cell: str, where: str, name: str, target: str) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        value = np.nan
+    value = _value(cell)
     if not np.isfinite(value):
         if "," in cell and _is_number(cell.replace(",", ".")):
             raise TaskError(f"{where} has {cell!r} in column {name!r}: write numbers with a decimal point")

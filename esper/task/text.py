@@ -103,10 +103,10 @@ def split_texts(
         mapped: if true, keep the blocks in a memory-mapped file.
     """
     names, total = sorted(texts), sum(map(len, texts.values()))
-    parts: tuple[list[bytes], ...] = ([], [], [])  # fill validation, then test, then training
-    for place in rng.permutation(len(names)):
-        part = next((part for part in parts[:2] if sum(map(len, part)) < SHARE * total), parts[2])
-        part.append(texts[names[place]])
+    shuffled = [texts[names[place]] for place in rng.permutation(len(names))]
+    parts: tuple[list[bytes], ...] = _fill(shuffled, most=2 * SHARE * total)
+    if not (parts[0] and parts[1]):  # there are only large texts
+        parts = _fill(shuffled, most=total)
     if sum(map(len, parts[2])) < total / 4:  # a large text was held out: learn from the largest one instead
         largest, *others = sorted(texts.values(), key=len, reverse=True)
         parts = ([], [], [largest])
@@ -117,6 +117,18 @@ def split_texts(
         blocks([np.frombuffer(text, np.uint8) for text in part], context, 0, vocab=BYTES if mapped else None) for part in parts
     )
     return [train, valid, test]
+
+
+def _fill(texts: Sequence[bytes], most: float) -> tuple[list[bytes], ...]:
+    """Return validation, test and training texts: the first two are filled one after the other up to their share, but never
+    with more than `most` bytes."""
+    parts: tuple[list[bytes], ...] = ([], [], [])
+    total = sum(map(len, texts))
+    for text in texts:
+        sizes = [sum(map(len, part)) for part in parts[:2]]
+        room = [part for part, size in zip(parts, sizes, strict=False) if size < SHARE * total and size + len(text) <= most]
+        (room or parts[2:])[0].append(text)
+    return parts
 
 
 def byte_data(texts: Mapping[str, bytes], split_seed: int, name: str, context: int, *, mapped: bool = False) -> Data:

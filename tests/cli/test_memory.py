@@ -1,5 +1,7 @@
 """Lack of memory ends a command with one sentence, and the run resumes to the numbers of one that had enough."""
 
+import errno
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -28,12 +30,17 @@ def of_the_driver() -> None:
     raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported")
 
 
+def of_a_fork() -> None:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
 GENUINE: dict[str, tuple[Callable[[], object], str]] = {
     "torch": (lambda: torch.empty(1 << 56, dtype=torch.uint8), "CPU"),
     "numpy": (lambda: np.ones(1 << 56, np.uint8), "CPU"),
     "python": (lambda: bytearray(1 << 60), "CPU"),
     "gpu": (on_a_gpu, "GPU"),
     "driver": (of_the_driver, "GPU"),
+    "fork": (of_a_fork, "CPU"),
 }
 """Allocations that this machine refuses, or what a GPU raises, and where memory runs out."""
 

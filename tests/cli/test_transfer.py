@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli.overrides import check, check_over
-from esper.cli.transfer import _REFUSED, TRANSFERABLE, Transfer, changes, fitted, is_run_override, transferred
+from esper.cli.transfer import _REFUSED, TRANSFERABLE, Transfer, changes, fitted, is_run_override, slug, transferred
 from esper.config import Config, ConfigError
 from esper.evaluate import main, parse
 from esper.evaluation.held_out import Evaluation
@@ -165,6 +165,8 @@ def test_long_file_names_are_cut_and_stay_different() -> None:
     slugs = [Transfer(source=(), target=(*["task=digits"] * 12, last)).slug for last in ("steps=1", "steps=2")]
     assert max(map(len, slugs)) <= 80
     assert slugs[0] != slugs[1]
+    assert slug(["task.file=d/i.npz"]) != slug(["task.file=d_i.npz"])
+    assert slug(["devices=[cpu]", "task.label_noise=[0.1,0.2]"]) == "devices=_cpu__task.label_noise=_0.1_0.2"
 
 
 def test_a_policy_without_slot_identity_transfers_to_more_slots(alike, capsys) -> None:

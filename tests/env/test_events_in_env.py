@@ -132,7 +132,7 @@ def test_classes_come_and_go_in_training_and_in_measurements():
                 assert y_MBT[host, :, 0].equal(getattr(data, f"{part}_y"))
         for host, view in enumerate(own):
             share_K = class_shares(view.timetable, epoch, 10, 0.3) * (1 if view.classes is None else view.classes)
-            wanted = np.flatnonzero((data.domains.train_rank < torch.from_numpy(share_K)[data.train_y]).numpy())
+            wanted = np.flatnonzero((data.domains.train_presence < torch.from_numpy(share_K)[data.train_y]).numpy())
             assert set(order_NI[host].tolist()) <= set(wanted.tolist())
             assert len(set(order_NI[host].tolist())) == len(wanted) or 2 * len(wanted) > order_NI.shape[1]
             sizes.add(len(wanted))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.evaluation import exported
-from esper.export import main
+from esper.evaluation.exported import _error
+from esper.export import ExportConfig, main
 from esper.files import DiskError
 from esper.growth.grown import GrownNetwork, KeptSeed
 from esper.hosts.base import slot_specs
@@ -143,6 +145,18 @@ def test_a_format_that_changes_outputs_is_refused(tmp_path: Path, monkeypatch: p
     with pytest.raises(ConfigError, match=r"format=pytorch changes the outputs by a relative error of 1\.0e-03"):
         exported.write(network, samples, tmp_path, "pytorch", {})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_format_that_cannot_compute_one_sample_is_refused() -> None:
+    assert np.isnan(_error(nn.Identity(), lambda x: x if len(x) > 1 else x * torch.nan, torch.ones(4, 2)))
+
+
+def test_what_an_export_lacks_is_told_before_it_grows_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="host=2 is not among hosts=2, which are counted from 0: choose 0 to 1"):
+        ExportConfig(checkpoint="run", host=2, hosts=2)
+    monkeypatch.setitem(exported.NEEDS, "onnx", ("json", "not_there", "nor_this"))
+    with pytest.raises(ConfigError, match=r"format=onnx needs not_there and nor_this: pip install -e '.\[export\]'"):
+        ExportConfig(checkpoint="run", format="onnx")
 
 
 def test_one_sample_is_enough(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import copy
 import re
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import esper
 from esper.config import ConfigError
+from esper.evaluation import exported
 from esper.growable.module import GrowableModule
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
@@ -241,8 +241,8 @@ def test_a_forgotten_begin_epoch_is_said() -> None:
 
 
 def test_a_failed_export_leaves_no_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ConfigError, match="needs onnx, onnxscript and onnxruntime"):
+    monkeypatch.setitem(exported.NEEDS, "onnx", ("not_there",))
+    with pytest.raises(ConfigError, match="format=onnx needs not_there: pip install"):
         grown().export(tmp_path / "new", batch()[0], format="onnx")
     assert not (tmp_path / "new").exists()
     (tmp_path / "old").mkdir()

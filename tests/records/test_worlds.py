@@ -4,9 +4,12 @@ import re
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from esper.cli.overrides import check
+from esper.seeding import stream
 from esper.stats.sign_flip import sign_flip
 from experiments.gap import RIVALS, closed
 from tests.records.tables import DRIFT, LOG, ROOT, page_of, percent, shown, values
@@ -163,6 +166,18 @@ def test_the_record_of_the_oracle_of_arrivals_tells_its_numbers() -> None:
     page = page_of(DRIFT)
     assert f"leads the rule by {lead:.1f} points" in page
     assert shown(table["wait"] - table["bandit"], " points less than never growing") in page
+
+
+def test_the_page_tells_how_events_are_spread() -> None:
+    events, timetables = check(["task=digits_drift"]).task.events, []
+    for host in range(4000):
+        timetables.append(events.draw(lambda purpose, host=host: stream(0, "page", host, purpose), range(10)))
+    counts = np.bincount([len(timetable) for timetable in timetables], minlength=4) / len(timetables)
+    np.testing.assert_allclose(counts, [0, 0.5, 0.3, 0.2], atol=0.03)
+    earliest = np.mean([timetable[0].start == events.first == 2 for timetable in timetables])
+    assert earliest == pytest.approx(0.5, abs=0.05)
+    told = "half of the hosts have one event, three in ten have two and two in ten have three. In about half of the hosts"
+    assert f"{told}, the first event starts in epoch 2, the earliest" in page_of(DRIFT)
 
 
 def test_the_record_of_foresight_tells_its_numbers() -> None:

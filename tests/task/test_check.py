@@ -19,6 +19,7 @@ from esper.hosts.cnn import CNNConfig
 from esper.hosts.transformer import TransformerConfig
 from esper.notices import UserNotice
 from esper.task.data import IGNORED, ROWS, Data, TaskError, rows_at_once
+from esper.task.digits import DigitsConfig
 from esper.task.images import ImagesConfig
 from esper.task.loading import load_task
 from esper.task.text import TextConfig
@@ -250,3 +251,21 @@ def test_the_command_names_the_option() -> None:
 def test_a_shipped_task_is_checked_too() -> None:
     with pytest.raises(ConfigError, match=r"^task=digits: train_x has 1078 samples, fewer than task.batch_size=2000: lower"):
         ready(check(["task=digits", "task.batch_size=2000"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ("task.events.ramp=[5]", "^task.events.ramp has no effect, since task.events.kinds is empty$"),
+        ("task.events.ramp=[5] task.events.replay=0.5", "^task.events.ramp, task.events.replay have no effect, since"),
+        ("task.pretrain_folder=pools", "^task.pretrain_folder has no effect, since task.pretrain is 0$"),
+    ],
+)
+def test_keys_without_effect_are_told(overrides, sentence):
+    with pytest.warns(UserWarning, match=sentence):
+        check(overrides.split())
+
+
+def test_few_validation_samples_are_told_also_if_they_are_chosen():
+    with pytest.warns(UserNotice, match=r"^task.valid_samples=3: valid_x has 3 samples: accuracy on it moves in steps of 33 pp"):
+        DigitsConfig(valid_samples=3).build(CNNConfig())

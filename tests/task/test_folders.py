@@ -103,8 +103,21 @@ def test_a_class_may_be_named_like_a_set(tmp_path, classes, like):
     for name in classes.split():
         for number in range(10):
             draw(tmp_path / name / f"{number}.jpg", (number, 0, 0))
-    with pytest.warns(UserNotice, match=rf": {like} read as a class: if these are sets, name them train, val and test"):
+    read = "are read as classes" if "," in like else "is read as a class"
+    with pytest.warns(UserNotice, match=f": {like} {read}: if these are sets, name them train, val and test"):
         assert images(tmp_path).num_classes == len(classes.split())
+
+
+def test_a_photo_is_read_upright(tmp_path):
+    photo, exif = Image.new("RGB", (10, 10)), Image.Exif()
+    photo.paste((255, 0, 0), (0, 0, 10, 5))
+    exif[0x0112] = 6  # the camera was turned by 90 degrees
+    for name in "ab":
+        for number in range(10):
+            (tmp_path / name).mkdir(exist_ok=True)
+            photo.save(tmp_path / name / f"{number}.png", exif=exif)
+    red = images(tmp_path).train_x[0, 0].float()
+    assert red[:, -1].mean() > 200 > 50 > red[:, 0].mean()
 
 
 def test_few_images_are_decoded_ahead(monkeypatch):

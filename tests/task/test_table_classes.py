@@ -26,6 +26,21 @@ def csv(folder, rows=ROWS, kind=TableClassesConfig, **fields):
     return kind(file=str(folder / "t.csv"), batch_size=8, **fields)
 
 
+def test_a_column_that_is_constant_up_to_rounding_is_constant(tmp_path):
+    """0.3 as it is written, and as a sum of 0.1 and 0.2: such a deviation would make 1e13 of another value."""
+    rows = [(row, 0.31 if row == 3 else (0.3, 0.1 + 0.2)[row % 2], "ab"[row % 2]) for row in range(60)]
+    for split_seed in range(8):
+        data = csv(tmp_path, rows, split_seed=split_seed).load(0)
+        assert max(float(part.abs().max()) for part in (data.train_x, data.valid_x, data.test_x)) < 10
+
+
+@pytest.mark.parametrize("cell", ["1_000", "３"])
+def test_numbers_are_those_of_other_programs(tmp_path, cell):
+    rows = [(row, cell if row == 5 else row % 3, "ab"[row % 2]) for row in range(60)]
+    with pytest.raises(TaskError, match=f"has '{cell}' in column 'rooms'"):
+        csv(tmp_path, rows).load(0)
+
+
 def test_every_row_keeps_its_class(tmp_path):
     data = csv(tmp_path).load(0)
     assert data.num_classes == 3
@@ -64,7 +79,7 @@ def test_a_small_share_of_few_rows_leaves_at_least_one(tmp_path):
     """Of 36 rows, 12 per class, 1 % of the older classes remains while a class begins to arrive."""
     events = EventsConfig(kinds=["arrive"], count=[1], first=1, last=9, group=1, ramp=[19], replay=0.01)
     task = csv(tmp_path, events=events).build(MLPConfig())
-    ranks, lone = task.data.domains.train_rank, 0
+    ranks, lone = task.data.domains.train_presence, 0
     for index in range(40):
         view = task.view(0, Split.TRAINING, 0, index)
         for epoch in range(12):

@@ -85,6 +85,16 @@ def test_the_split_is_by_file_and_covers_all(sources):
     assert not (other.train_x.shape == data.train_x.shape and other.train_x.equal(data.train_x))
 
 
+def test_a_large_file_is_no_validation_set(sources):
+    """It holds 40 % of the bytes; the split is by file."""
+    (sources / "module_large.py").write_bytes(b"A" * 4000)
+    for split_seed in range(20):
+        data = text(sources, split_seed=split_seed).build(TransformerConfig()).data
+        sizes = [int((part != IGNORED).sum()) for part in (data.train_y, data.valid_y, data.test_y)]
+        assert sizes[0] > 0.6 * sum(sizes)
+        assert min(sizes[1:]) > 0.07 * sum(sizes)
+
+
 def test_standard_library_of_the_interpreter():
     data = PythonTextConfig().build(TransformerConfig()).data
     assert int((data.train_y != IGNORED).sum()) > 1_000_000
