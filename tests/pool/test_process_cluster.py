@@ -1,4 +1,7 @@
-"""Workers as processes of this machine: the same numbers whatever happens to them, and none left behind."""
+"""Workers as processes of this machine: the same numbers whatever happens to them, and none left behind.
+
+They are forks of the test process, but new interpreters where that matters.
+"""
 
 import gc
 import os
@@ -20,26 +23,35 @@ from esper.env.actions import Op
 from esper.notices import UserNotice, heard_by
 from esper.optimisers.sgd import SGDConfig
 from esper.plugins import place_in_plugin
-from esper.pool import remote
+from esper.pool import process_cluster, remote
 from esper.pool.base import PoolParts
 from esper.pool.cluster import ClusterError
 from esper.pool.devices import DeviceConfig
 from esper.pool.process_cluster import ProcessesConfig
 from esper.pool.worker import Worker
+from tests.pool.forked_workers import FORKING
 
 STEPS = 4
 
 
 @pytest.fixture(scope="module", autouse=True)
 def workers():
-    """Two workers for the environments of this module, as if another one were open: they take seconds to start."""
-    config = ProcessesConfig(workers=2)
-    group = remote._groups[config.group_key()] = config.start_workers()
-    key = group.join()
-    yield
-    group.close(key)
+    """Two workers for the environments of this module, as if another one were open."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process_cluster, "subprocess", FORKING)
+        config = ProcessesConfig(workers=2)
+        group = remote._groups[config.group_key()] = config.start_workers()
+        key = group.join()
+        yield
+        group.close(key)
     assert not remote._groups
     assert all(process._popen.returncode is not None for process in group._processes)
+
+
+@pytest.fixture
+def interpreters(monkeypatch):
+    """New interpreters for the workers that a test starts."""
+    monkeypatch.setattr(process_cluster, "subprocess", subprocess)
 
 
 @contextmanager
@@ -89,8 +101,9 @@ def test_killed_workers_change_no_number(make_env, plan_actions):
     assert "hosts 2 to 3 repeat 3 epochs of this episode; no other host is affected" in lost[0]
 
 
+@pytest.mark.usefixtures("interpreters")
 def test_workers_show_what_one_process_shows(make_env, plan_actions):
-    with built(make_env) as env:
+    with built(make_env, cpus=2) as env:  # workers of its own
         remote_seen = play(env, plan_actions)
         assert env.machines()["cpu"].startswith("2 x ")
     seen = play(make_env(4, STEPS, test_at_end=True, members_per_shard=2), plan_actions)
@@ -225,6 +238,7 @@ class Talkative(Worker):
         raise Local(threading.Lock())
 
 
+@pytest.mark.usefixtures("interpreters")
 def test_notices_warnings_and_errors_of_workers_are_passed_on(monkeypatch):
     serving = (
         "from tests.pool.test_process_cluster import Talkative; from esper.pool import process_cluster as p; p.Worker=Talkative"
@@ -260,6 +274,7 @@ def test_workers_that_hang_end_together(monkeypatch):
     assert all(process._popen.returncode == -signal.SIGKILL for process in group._processes)
 
 
+@pytest.mark.usefixtures("interpreters")
 def test_workers_that_cannot_start_are_one_sentence(monkeypatch):
     def refused(*_, **__):
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -269,6 +284,7 @@ def test_workers_that_cannot_start_are_one_sentence(monkeypatch):
         ProcessesConfig(workers=2).start_workers()
 
 
+@pytest.mark.usefixtures("interpreters")
 def test_modules_in_the_current_folder_shadow_no_others(tmp_path, monkeypatch):
     """As long as the folder is not on the path of the first process; its path may hold other objects than texts."""
     (tmp_path / "random.py").write_text("raise SystemExit(3)\n")
@@ -352,6 +368,7 @@ def is_worker(pid):
         return False
 
 
+@pytest.mark.usefixtures("interpreters")
 def test_workers_find_the_modules_of_the_first_process(tmp_path, monkeypatch):
     """Such as plugins, whose classes its messages contain."""
     (tmp_path / "found_beside.py").write_text("VALUE = 41\n")
