@@ -49,3 +49,13 @@ class ForkedWorker:
 
 FORKING = SimpleNamespace(Popen=ForkedWorker, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
 """In the place of the module `subprocess` of `esper.pool.process_cluster`."""
+
+
+class Evaluated:
+    """Evaluates an expression where it is unpickled."""
+
+    def __init__(self, expression: str) -> None:
+        self.expression = expression
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return eval, (self.expression,)

@@ -29,7 +29,7 @@ from esper.pool.cluster import ClusterError
 from esper.pool.devices import DeviceConfig
 from esper.pool.process_cluster import ProcessesConfig
 from esper.pool.worker import Worker
-from tests.pool.forked_workers import FORKING
+from tests.pool.forked_workers import FORKING, Evaluated
 
 STEPS = 4
 
@@ -398,13 +398,3 @@ def test_a_worker_is_replaced_if_an_interrupt_cut_a_message(make_env, plan_actio
             env.step(plan_actions(*[(Op.WAIT, 0, 0)] * 4))
         with pytest.warns(UserNotice, match="worker 1 of 2 was lost"):
             assert play(env, plan_actions) == calm
-
-
-class Evaluated:
-    """Evaluates an expression where it is unpickled."""
-
-    def __init__(self, expression):
-        self.expression = expression
-
-    def __reduce__(self):
-        return eval, (self.expression,)
