@@ -14,7 +14,7 @@ import subprocess
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -131,15 +131,20 @@ def _computing(func: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: compute(func, args, kwargs)
 
 
-def main(world: str, *given: str) -> None:
-    """Print the losses of an episode, the waits of all steps but the first and the last, and what is said of tensors on two
+def main(*given: str) -> None:
+    """Print what is found in each world: `given` are their names, each with its devices and overrides, with `--` between them."""
+    kept, worlds = emulate(), [world.split() for world in " ".join(given).split("--")]
+    print(json.dumps([in_world(*world) for world in worlds]))
+    del kept
+
+
+def in_world(world: str, *given: str) -> dict[str, Any]:
+    """Return the losses of an episode, the waits of all steps but the first and the last, and what is said of tensors on two
     devices; `given` are devices and overrides. Or, with `loop`, what `in_a_loop` returns."""
     names, more = ([one for one in given if ("=" in one) == override] for override in (False, True))
-    kept = emulate()
     with TemporaryDirectory() as folder:
         if world == "loop":
-            print(json.dumps({"found": in_a_loop(torch.device(NAME), Path(folder))}))
-            return
+            return {"found": in_a_loop(torch.device(NAME), Path(folder))}
         with closing(environment(world, Path(folder), names, *more)) as env:
             until: list[Counter[str]] = []
             losses = grown(world, env, lambda: until.append(waits.copy()))
@@ -148,13 +153,13 @@ def main(world: str, *given: str) -> None:
         torch.ones(2, device=NAME) + torch.ones(2)
     except RuntimeError as error:
         found["refused"] = str(error)
-    print(json.dumps(found))
-    del kept
+    return found
 
 
-def on_emulated_gpu(*arguments: str) -> dict[str, Any]:
-    """Return what the command prints."""
-    command = [sys.executable, "-m", "tests.emulated", *arguments]
+def on_emulated_gpu(*worlds: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what the command prints of these worlds, each with its devices and overrides."""
+    given = " -- ".join(" ".join(world) for world in worlds).split()
+    command = [sys.executable, "-m", "tests.emulated", *given]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)

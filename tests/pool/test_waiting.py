@@ -20,21 +20,22 @@ POTENTIAL = "pool/local.py: return self._sensors[device]"
 """Where it waits for growth potential."""
 
 
+WORLDS = (["cnn", "cpu", "cuda:0"], ["transformer", "cuda:0", "task.epoch_samples=48"], ["deployed", "cuda:0"])
+"""Worlds with their devices and overrides."""
+
+
 @emulates
-@pytest.mark.parametrize(
-    ("world", "devices", "more"),
-    [("cnn", ["cpu", "cuda:0"], []), ("transformer", ["cuda:0"], ["task.epoch_samples=48"]), ("deployed", ["cuda:0"], [])],
-)
-def test_hosts_train_on_an_emulated_gpu_which_the_cpu_waits_for_once_per_result(world, devices, more, tmp_path):
+def test_hosts_train_on_an_emulated_gpu_which_the_cpu_waits_for_once_per_result(tmp_path):
     """Tensors of different devices do not meet, and nothing is read in the middle of an epoch."""
-    emulated = on_emulated_gpu(world, *devices, *more)
-    assert emulated["refused"] == "aten::add: expected all tensors on one device, got cpu, emulated:0"
-    losses_TN = grown(world, environment(world, tmp_path, ["cpu"], "devices.cpu.own_kernels=false", *more))
-    np.testing.assert_allclose(emulated["losses"], losses_TN, rtol=0.02)
-    asked, steps = emulated["waits"], len(losses_TN) - 2
-    assert {line.split(": ")[0] for line in asked} == {line.split(": ")[0] for line in (*EVERY_EPOCH, POTENTIAL)}
-    assert all(sum(count for line, count in asked.items() if line.startswith(one)) == steps for one in EVERY_EPOCH)
-    assert sum(count for line, count in asked.items() if line.startswith(POTENTIAL)) <= steps / 2 + 1, "not in every epoch"
+    for (world, *given), emulated in zip(WORLDS, on_emulated_gpu(*WORLDS), strict=True):
+        assert emulated["refused"] == "aten::add: expected all tensors on one device, got cpu, emulated:0"
+        more = [one for one in given if "=" in one]
+        losses_TN = grown(world, environment(world, tmp_path, ["cpu"], "devices.cpu.own_kernels=false", *more))
+        np.testing.assert_allclose(emulated["losses"], losses_TN, rtol=0.02, err_msg=world)
+        asked, steps = emulated["waits"], len(losses_TN) - 2
+        assert {line.split(": ")[0] for line in asked} == {line.split(": ")[0] for line in (*EVERY_EPOCH, POTENTIAL)}, world
+        assert all(sum(count for line, count in asked.items() if line.startswith(one)) == steps for one in EVERY_EPOCH), world
+        assert sum(count for line, count in asked.items() if line.startswith(POTENTIAL)) <= steps / 2 + 1, "not in every epoch"
 
 
 def test_what_an_interrupted_step_leaves_does_not_train_the_next_hosts(make_env, monkeypatch):
