@@ -33,9 +33,10 @@ def test_hosts_train_on_an_emulated_gpu_which_the_cpu_waits_for_once_per_result(
         losses_TN = grown(world, environment(world, tmp_path, ["cpu"], "devices.cpu.own_kernels=false", *more))
         np.testing.assert_allclose(emulated["losses"], losses_TN, rtol=0.02, err_msg=world)
         asked, steps = emulated["waits"], len(losses_TN) - 2
-        assert {line.split(": ")[0] for line in asked} == {line.split(": ")[0] for line in (*EVERY_EPOCH, POTENTIAL)}, world
+        assert all(line.startswith((*EVERY_EPOCH, POTENTIAL)) for line in asked), (world, [*asked])
         assert all(sum(count for line, count in asked.items() if line.startswith(one)) == steps for one in EVERY_EPOCH), world
         assert sum(count for line, count in asked.items() if line.startswith(POTENTIAL)) <= steps / 2 + 1, "not in every epoch"
+        assert any(line.startswith(POTENTIAL) for line in asked), world
 
 
 def test_what_an_interrupted_step_leaves_does_not_train_the_next_hosts(make_env, monkeypatch):
