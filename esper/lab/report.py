@@ -328,4 +328,5 @@ def _file_name(name: str, changes: Sequence[str]) -> str:
     """Return the name of a file, with evaluation overrides and another outcome than the planned one, if any, so that it does not
     replace the report that was planned."""
     stem, _, kind = name.partition(".")
-    return f"{stem}_{slug(changes)}.{kind}" if changes else name
+    words = [f"no_{one.removeprefix('no ')}" if one.startswith("no ") else one for one in changes]  # as in "no baselines"
+    return f"{stem}_{slug(words)}.{kind}" if changes else name
