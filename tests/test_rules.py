@@ -124,7 +124,7 @@ BAD: list[tuple[str, str]] = [
     ("task.events.first=9 task.events.last=8", "task.events.last=8 is before task.events.first=9"),
     ("task.events.count=[3] task.events.ramp=[2] task.events.gap=5", "count=3 needs 14 host epochs"),
     ("task.events.kinds=[turn] task.events.count=[2]", "a second event of the same kind would change nothing"),
-    ("task=digits_drift task.events.passing=[mirror]", "task.events.passing=[mirror] never happens"),
+    ("task=digits_drift task.events.passing=[mirror]", "task.events.passing names mirror, which never happens"),
     (
         "steps=40 task.events.kinds=[invert] task.events.count=[2] task.events.last=30",
         "task.events.lasts=0 is forever, and a second event of the same kind would change nothing",

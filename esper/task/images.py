@@ -19,7 +19,6 @@ from esper.task.data import Data, DataError, TaskError, rows_at_once
 from esper.task.drifts import IMAGE_DRIFTS, Drift
 from esper.task.events import CLASSES, RATES
 from esper.task.instances import Name
-from esper.telemetry.text import counted
 
 CONSTANT = 1e-6
 """A channel whose variance over the training set is at most this is constant, and is not scaled [squared grey levels]."""
@@ -71,7 +70,7 @@ class ImagesConfig(TaskConfig):
         fewest = min(count or task.data.num_classes for count in self.classes)
         if moving and (most := max(self.events.count) * self.events.group) > fewest - 2:
             raise TaskError(
-                f"{counted(max(self.events.count), 'event')} of {self.events.group} classes each (task.events.count, "
+                f"{max(self.events.count)} event{'s' * (max(self.events.count) > 1)} of {self.events.group} classes each (task.events.count, "
                 f"task.events.group) would add or remove up to {most} of {fewest} classes, but two must always remain: lower one"
             )
         return task

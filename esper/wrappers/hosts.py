@@ -314,8 +314,7 @@ def make_vec_env(
 
 def _build(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, split: str) -> Environment:
     """Return the environment of a preset and overrides."""
-    if not isinstance(num_envs, int | np.integer) or num_envs < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
+    check_num_envs(num_envs)
     if isinstance(overrides, str):
         raise ConfigError(f"overrides must be a list, got {overrides!r}: write [{overrides!r}]")
     if not isinstance(overrides, Sequence) or not all(isinstance(one, str) for one in overrides):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -341,9 +340,15 @@ def _build(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, sp
     return build_env(config, split=Split(split))
 
 
+def check_num_envs(num_envs: object) -> None:
+    """Raise ConfigError if this is no number of hosts."""
+    if not isinstance(num_envs, int | np.integer) or num_envs < 1:
+        raise ConfigError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
+
+
 def _check_id(preset: Sequence[str], overrides: Sequence[str]) -> None:
     """Raise ConfigError if overrides contradict what an id of Gymnasium chooses."""
-    for chosen in preset:
+    for chosen in (one for one in preset if one.startswith(("task=", "env="))):
         if chosen.startswith("task=") and "env=sandbox" in overrides:
             raise ConfigError(f"this id chooses {chosen}, which env=sandbox ignores: use Esper/Sandbox-v0")
         group = root_key(chosen)

@@ -24,7 +24,7 @@ from esper.training.config_io import from_plain
 from esper.training.environment import build_env
 from esper.training.resume import load_found
 from esper.training.trained_agent import trained_agent
-from esper.wrappers.hosts import HostsEnv
+from esper.wrappers.hosts import HostsEnv, check_num_envs
 
 OBSERVED = tuple(entry.name for entry in fields(Observation))
 """Arrays of an observation."""
@@ -73,8 +73,7 @@ class SavedPolicy:
         """
         if isinstance(overrides, str):
             raise ConfigError(f"overrides must be a list, got {overrides!r}: write [{overrides!r}]")
-        if num_envs < 1:
-            raise ConfigError(f"num_envs must be at least 1, got {num_envs}")
+        check_num_envs(num_envs)
         if split not in list(Split):
             raise ConfigError(f"split must be {' or '.join(Split)}, got {split!r}")
         config = transferred(self.config, list(overrides)) if overrides else self.config

@@ -68,7 +68,7 @@ MALFORMED: list[tuple[str, str]] = [
     ("reward.rent=much", "reward.rent must be a number, got much"),
     ("resume=[1]", "resume must be text or null"),
     ("task.instances=wounded", "task.instances must be one of lesioned, healthy, got wounded"),
-    ("task.kinds=5", "task.kinds must be a list, each text"),
+    ("task.kinds=5", "task.kinds must be a list in brackets, each text"),
     ("seed=[1", "cannot read 'seed=\\[1'"),
     ("seed", "cannot read 'seed': write key=value, and quote what the shell would split: 'devices"),
     ("=3", "cannot read '=3'"),

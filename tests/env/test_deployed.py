@@ -378,8 +378,7 @@ def test_the_cache_of_a_host_of_your_own_and_an_optimiser_of_your_own_knows_all_
     }
     for name, text in code.items():
         (tmp_path / f"{name}.py").write_text(text)
-    mine, own = importlib.import_module("mine"), importlib.import_module("mine_optimiser").Mine
-    env = deployed(1, optimiser=own())
+    mine, env = importlib.import_module("mine"), deployed(1, optimiser=importlib.import_module("mine_optimiser").Mine())
     host, found = mine.Net(), []
     host.add_module("layer", mine.Layer(2, 2))
     for name in (None, None, *code):

@@ -89,7 +89,7 @@ def test_twins_get_the_same_host_and_act_independently(tmp_path):
 
 @pytest.mark.parametrize("agent", ["heuristic", "greedy_potential", "random", "wait", "periodic", "schedule"])
 def test_controllers_that_do_not_learn(agent, tmp_path):
-    plain = check(["hosts=2", "steps=3", "updates=1", "telemetry=quiet", f"agent={agent}"])
+    plain = check(["hosts=2", "steps=4", "updates=1", "telemetry=quiet", f"agent={agent}"])
     Trainer(plain, tmp_path).run()
     assert "policy/kl" not in read_records(tmp_path / "metrics.jsonl")[0]
 
