@@ -68,10 +68,11 @@ class ImagesConfig(TaskConfig):
                     remedy = f"raise task.valid_samples={self.valid_samples}, or {remedy}"
                 raise DataError(f"{part}_y has no sample of class {min(missing)}, which hosts may draw: {remedy}")
         fewest = min(count or task.data.num_classes for count in self.classes)
-        if moving and (most := max(self.events.count) * self.events.group) > fewest - 2:
+        count, group = max(self.events.count), self.events.group
+        if moving and count * group > fewest - 2:
             raise TaskError(
-                f"{max(self.events.count)} event{'s' * (max(self.events.count) > 1)} of {self.events.group} classes each (task.events.count, "
-                f"task.events.group) would add or remove up to {most} of {fewest} classes, but two must always remain: lower one"
+                f"{count} event{'s' * (count > 1)} of {group} classes each (task.events.count, task.events.group) would add or "
+                f"remove up to {count * group} of {fewest} classes, but two must always remain: lower one"
             )
         return task
 
