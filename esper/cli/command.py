@@ -97,14 +97,15 @@ def _report(error: Exception) -> None:
 
     The traceback of an error in a plugin is for its author, and stays.
     """
-    if (place := place_in_plugin(error)) and memory_shortage(error) is None:
+    shortage = memory_shortage(error)
+    if (place := place_in_plugin(error)) and shortage is None:
         notice()
         traceback.print_exception(error)
         saved = "what was saved before is intact: correct the file, and repeat the command, or continue a run with resume="
         end(1, f"{place}: {type(error).__name__}: {' '.join(str(error).split())}; {saved}")
-    if isinstance(error, OSError) and memory_shortage(error) is None:  # of Hydra or another library: ours are DiskErrors
+    if isinstance(error, OSError) and shortage is None:  # of Hydra or another library: ours are DiskErrors
         _exit_with(DiskError(f"use {error.filename}" if error.filename else "go on", error))
-    if (shortage := memory_shortage(error)) is None:
+    if shortage is None:
         raise error
     end(2, f"{shortage}; what was saved before is intact: lower hosts or task.batch_size")
 

@@ -80,7 +80,7 @@ _watched: list[threading.Thread] = []
 
 def _end_with(lives: Callable[[], bool]) -> None:
     """End this process when the command no longer lives: it may have died before this process began."""
-    if _watched:  # workers run several cells
+    if any(thread.is_alive() for thread in _watched):  # workers run several cells; a fork has none of the threads
         return
 
     def watch() -> None:
@@ -88,7 +88,7 @@ def _end_with(lives: Callable[[], bool]) -> None:
             time.sleep(0.5)
         os._exit(1)
 
-    _watched.append(threading.Thread(target=watch, daemon=True, name="end_with_parent"))
+    _watched[:] = [threading.Thread(target=watch, daemon=True, name="end_with_parent")]
     _watched[0].start()
 
 

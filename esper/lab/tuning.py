@@ -38,6 +38,8 @@ FILE = "tuning.json"
 """Name of the file in the folder of a tuning."""
 SHOWN = 10
 """Number of trials in the final table."""
+DRAWS = 10_000
+"""Draws after which a search for values that were not tried ends."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -135,10 +137,11 @@ class Tuning:
         if len({tuple(values.items()) for values in taken}) >= self.space.size:
             return None
         rng = stream(self.space.config.root, "new_trial", number)
-        while True:
+        for _ in range(DRAWS):
             drawn = {key: _rounded(draw_value(one, rng), one) for key, one in self.space.params.items()}
             if drawn not in taken:
                 return drawn
+        return None  # in an interval that has hardly any values of four digits
 
     def _propose(self, known: Sequence[Trial], number: int) -> dict[str, Any]:
         import optuna  # late: takes half a second
@@ -231,7 +234,7 @@ class Tuning:
         if not ran:
             return [f"none of {counted(len(self.trials), 'trial')} could be run"]
         if len(self.trials) < self.space.config.trials:
-            lines.append(f"these are all {self.space.size:.0f} sets of values: there is nothing left for the other trials")
+            lines.append("all values were tried: none are left for the other trials")
         best = self.best()
         if best is None or best.gain.mean <= 0:
             return [*lines, "no trial gained anything over the baseline"]

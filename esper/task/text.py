@@ -123,11 +123,12 @@ def _fill(texts: Sequence[bytes], most: float) -> tuple[list[bytes], ...]:
     """Return validation, test and training texts: the first two are filled one after the other up to their share, but never
     with more than `most` bytes."""
     parts: tuple[list[bytes], ...] = ([], [], [])
-    total = sum(map(len, texts))
+    sizes, total = [0, 0], sum(map(len, texts))
     for text in texts:
-        sizes = [sum(map(len, part)) for part in parts[:2]]
-        room = [part for part, size in zip(parts, sizes, strict=False) if size < SHARE * total and size + len(text) <= most]
-        (room or parts[2:])[0].append(text)
+        part = next((part for part, size in enumerate(sizes) if size < SHARE * total and size + len(text) <= most), 2)
+        parts[part].append(text)
+        if part < 2:
+            sizes[part] += len(text)
     return parts
 
 

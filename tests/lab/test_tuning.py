@@ -99,7 +99,13 @@ def test_no_values_are_tried_twice(tmp_path: Path) -> None:
         found.append(made.trials)
     assert found[0] == found[1]
     assert len({str(trial.values) for trial in made.trials}) == len(made.trials) == 6
-    assert any("these are all 6 sets of values" in line for line in made.table())
+    assert "all values were tried: none are left for the other trials" in made.table()
+    narrow = Made(
+        search_space(TuneConfig(**CONFIG), ["agent.learning_rate=interval(0.1, 0.100001)", "agent.epochs=3,4"]), tmp_path
+    )
+    run(narrow)
+    assert {trial.values["agent.learning_rate"] for trial in narrow.trials} == {0.1}, "there is one value of four digits"
+    assert len(narrow.trials) == 2
     with pytest.raises(ConfigError, match=r"cannot tune agent.hidden=8,16,8: it lists 8 twice"):
         search_space(TuneConfig(**CONFIG), ["agent.hidden=8,16,8"])
 

@@ -21,7 +21,7 @@ from esper.ranges import check_ranges
 LOOKBACK = 3
 """Age of the oldest observed accuracy, over which a plateau is detected [host epochs]."""
 PLATEAU = 0.5
-"""Default of `plateau`, which takes no part with the default of `patience`."""
+"""Default of `plateau`, which has no effect with the default of `patience`."""
 assert feature_scale(f"accuracy_{LOOKBACK}_ago") == ACCURACY_POINTS
 
 
