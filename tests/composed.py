@@ -21,7 +21,7 @@ from esper.cli.overrides import check
 from esper.config import GROUPS, Config, ConfigError
 from esper.training import config_io
 
-_compose = overrides._composed
+composed_anew = overrides._composed
 _composed: dict[tuple[object, ...], bytes] = {}
 _restore = config_io._restored
 _restored: dict[bytes, bytes] = {}
@@ -52,11 +52,11 @@ def _own() -> bool:
 
 def _once(groups: list[str], name: str) -> tuple[DictConfig, dict[str, Any]]:
     if _own() or any(group.startswith("hydra.searchpath") for group in groups):
-        return _compose(groups, name)
+        return composed_anew(groups, name)
     loader = GlobalHydra.instance().config_loader()
     key = (tuple(groups), name, *((one.provider, one.path) for one in loader.get_search_path().get_path()))
     if key not in _composed:
-        _composed[key] = pickle.dumps(_compose(groups, name))
+        _composed[key] = pickle.dumps(composed_anew(groups, name))
     return pickle.loads(_composed[key])
 
 

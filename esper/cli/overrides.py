@@ -7,6 +7,7 @@ keys are applied one by one, to find the first mistake.
 
 import math
 import os
+import pickle
 import re
 import shlex
 from collections.abc import Generator, Sequence
@@ -14,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -45,6 +47,10 @@ JOBS_PER_CORE = 4
 """Maximum number of processes of a sweep per core: joblib starts all of them at once."""
 RUNS = 10_000
 """Maximum number of runs of a sweep; each is checked before the first one starts."""
+
+_known = WeakKeyDictionary[ConfigLoader, dict[tuple[str, ...], bytes]]()
+"""Composed choices of groups, pickled: runs of a sweep mostly differ in keys only, and composing takes a hundred times as long as
+reading a copy."""
 
 # Errors of Hydra while it composes; none of our code runs then, so these are never bugs of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
@@ -334,11 +340,14 @@ def _override_strings(overrides: list[Override]) -> list[str]:
 
 def _composed(groups: list[str], config_name: str) -> tuple[DictConfig, dict[str, Any]]:
     """Return Hydra's config with these choices of groups, and the name of the option of each group."""
-    try:
-        cfg = compose(config_name, overrides=groups, return_hydra_config=True)
-    except _COMPOSING as error:
-        raise ConfigError(preset_error(_one_line(error), groups)) from error  # the error is in a YAML file
-    return cfg, cast(dict[str, Any], OmegaConf.to_container(cfg.hydra.runtime.choices))
+    known = _known.setdefault(GlobalHydra.instance().config_loader(), {})
+    if (key := (config_name, *groups)) not in known:
+        try:
+            cfg = compose(config_name, overrides=groups, return_hydra_config=True)
+        except _COMPOSING as error:
+            raise ConfigError(preset_error(_one_line(error), groups)) from error  # the error is in a YAML file
+        known[key] = pickle.dumps((cfg, OmegaConf.to_container(cfg.hydra.runtime.choices)))
+    return pickle.loads(known[key])
 
 
 def _apply(loader: ConfigLoader, cfg: DictConfig, overrides: list[Override]) -> None:

@@ -11,9 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from esper import config as C
+from esper.cli import overrides as checks
 from esper.cli.overrides import check, check_sweep, hydra_at_conf, quoted, unquoted
 from esper.config import ConfigError
-from tests.composed import refusal
+from tests.composed import composed_anew, refusal
 
 # Overrides that do not compose, and a pattern of the error.
 MALFORMED: list[tuple[str, str]] = [
@@ -127,6 +128,18 @@ def test_a_process_of_a_launcher_reads_keys_of_a_gpu() -> None:
 def test_the_command_line_overrides_an_experiment() -> None:
     assert getattr(check(["experiment=healthy"]).task, "instances", None) == "healthy"
     assert getattr(check(["experiment=healthy", "task.instances=lesioned"]).task, "instances", None) == "lesioned"
+
+
+def test_runs_of_a_sweep_that_choose_alike_share_one_composition(monkeypatch: pytest.MonkeyPatch) -> None:
+    compose, composed = checks.compose, list[list[str]]()
+    monkeypatch.setattr(checks, "_composed", composed_anew)
+    monkeypatch.setattr(checks, "compose", lambda name, **how: composed.append(how["overrides"]) or compose(name, **how))
+    configs = check_sweep(["reward=shaped,sparse", "seed=0,1,2", "task.valid_samples=300"])
+    assert composed == [["reward=shaped"], ["reward=sparse"]]
+    assert [(config.choice("reward"), config.seed) for config in configs] == [
+        (r, s) for r in ("shaped", "sparse") for s in (0, 1, 2)
+    ]
+    assert {config.task.valid_samples for config in configs} == {300} != {check([]).task.valid_samples}
 
 
 @settings(deadline=None)
