@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from esper.cli import overrides
-from esper.cli.overrides import check
+from esper.cli.overrides import check, plan_sweep
 from esper.config import GROUPS, Config, ConfigError
 from esper.training import config_io
 
@@ -114,3 +114,8 @@ def refusal(command: str) -> ConfigError:
     with pytest.raises(ConfigError) as raised:
         check(command.split())
     return raised.value
+
+
+def check_sweep(overrides: list[str]) -> list[Config]:
+    """Return the configs of all jobs of a sweep."""
+    return plan_sweep(overrides)[0]

@@ -205,7 +205,8 @@ def test_the_code_of_the_readme_runs() -> None:
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/experiments.md", "docs/tuning.md", *HOW_TO])
 def test_commands_on_the_pages_compose(page: str) -> None:
     from esper.cli.command import spelled_out
-    from esper.cli.overrides import check, check_sweep
+    from esper.cli.overrides import check
+    from tests.composed import check_sweep
 
     for block in bash_blocks(page):
         for line in block.splitlines():

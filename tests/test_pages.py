@@ -10,9 +10,10 @@ import pytest
 
 from docs import theory_figures
 from esper.cli.command import spelled_out
-from esper.cli.overrides import check, check_sweep
+from esper.cli.overrides import check
 from esper.config import GROUPS
 from esper.evaluate import parse
+from tests.composed import check_sweep
 from tests.forked import run_forked
 
 ROOT = Path(__file__).parent.parent

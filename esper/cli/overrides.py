@@ -7,11 +7,11 @@ keys are applied one by one, to find the first mistake.
 
 import math
 import os
-import pickle
 import re
 import shlex
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -24,7 +24,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString, RangeSweep
+from hydra.core.override_parser.types import IntervalSweep, Override, Quote, QuotedString, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -48,9 +48,8 @@ JOBS_PER_CORE = 4
 RUNS = 10_000
 """Maximum number of runs of a sweep; each is checked before the first one starts."""
 
-_known = WeakKeyDictionary[ConfigLoader, dict[tuple[str, ...], bytes]]()
-"""Composed choices of groups, pickled: runs of a sweep mostly differ in keys only, and composing takes a hundred times as long as
-reading a copy."""
+_known = WeakKeyDictionary[ConfigLoader, dict[tuple[str, ...], tuple[DictConfig, dict[str, Any]]]]()
+"""Composed choices of groups. Runs of a sweep mostly differ in keys only, and composing takes ten times as long as copying."""
 
 # Errors of Hydra while it composes; none of our code runs then, so these are never bugs of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
@@ -155,11 +154,6 @@ def check_over(saved: Config, overrides: list[str]) -> Config:
     return _typed_config(cfg, choices)
 
 
-def check_sweep(overrides: list[str]) -> list[Config]:
-    """Return the typed configs of all jobs of a sweep; see `plan_sweep`."""
-    return plan_sweep(overrides)[0]
-
-
 def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[list[Config], Path]:
     """Return the typed configs of all jobs of a sweep, in the order in which they will run, and the folder of the sweep.
 
@@ -187,7 +181,11 @@ def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[li
             if any(override.startswith("hydra.sweep.subdir=") for override in overrides):
                 raise ConfigError("this sweep names the folders of its runs: leave out hydra.sweep.subdir")
             common = [override for override in overrides if not override.startswith("hydra.")]
-            configs = [_job(loader, job, config_name)[0] for job in preview(sweep.hydra, common)]
+            try:
+                configs = [_job(loader, job, config_name)[0] for job in preview(sweep.hydra, common)]
+            except ConfigError as error:
+                _name_whole_interval(parsed, error)
+                raise
             get_class(target).check(sweep.hydra, common, configs)
             return configs, folder
         if not target.endswith("BasicSweeper"):
@@ -197,6 +195,15 @@ def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[li
         configs = [_job(loader, job, config_name)[0] for job in jobs]
         _check_subdirs(loader, sweep, jobs)
         return configs, folder
+
+
+def _name_whole_interval(overrides: list[Override], error: ConfigError) -> None:
+    """Raise ConfigError with the remedy if a value is refused since the interval of its key is one of real numbers."""
+    for one in overrides:
+        value, key = one.value(), one.key_or_group
+        if isinstance(value, IntervalSweep) and str(error).startswith(f"{key} must be a whole number"):
+            typed = str(one.input_line).partition("=")[2]
+            raise ConfigError(f"{key} takes whole numbers: write '{key}=int({typed})'") from error
 
 
 def _register_sweepers() -> None:
@@ -346,8 +353,8 @@ def _composed(groups: list[str], config_name: str) -> tuple[DictConfig, dict[str
             cfg = compose(config_name, overrides=groups, return_hydra_config=True)
         except _COMPOSING as error:
             raise ConfigError(preset_error(_one_line(error), groups)) from error  # the error is in a YAML file
-        known[key] = pickle.dumps((cfg, OmegaConf.to_container(cfg.hydra.runtime.choices)))
-    return pickle.loads(known[key])
+        known[key] = cfg, cast(dict[str, Any], OmegaConf.to_container(cfg.hydra.runtime.choices))
+    return deepcopy(known[key])
 
 
 def _apply(loader: ConfigLoader, cfg: DictConfig, overrides: list[Override]) -> None:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -98,8 +98,9 @@ class TaskConfig:
                 f"task.epoch_samples must be 0 or at least task.batch_size={self.batch_size}, got {self.epoch_samples}: "
                 "an epoch has at least one batch"
             )
-        if not self.pretrain and self.pretrain_folder:
-            warnings.warn("task.pretrain_folder has no effect, since task.pretrain is 0", stacklevel=3)
+        for key in fields(self):
+            if not self.pretrain and key.name in ("pretrain_pool", "pretrain_folder") and getattr(self, key.name) != key.default:
+                warnings.warn(f"task.{key.name} has no effect, since task.pretrain is 0", stacklevel=3)
         self._check_list("label_noise", "from 0 to below 1", [0 <= value < 1 for value in self.label_noise])
         self._check_list("data_share", "above 0 and at most 1", [0 < value <= 1 for value in self.data_share])
         self._check_list("rate_factor", "above 0", [0 < value < float("inf") for value in self.rate_factor])

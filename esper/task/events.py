@@ -182,6 +182,8 @@ class EventsConfig:
             )
         if self.replay != 1 and self.kinds and "arrive" not in self.kinds:
             warnings.warn(f"task.events.replay={self.replay:g} has no effect, since no classes arrive", stacklevel=3)
+        if self.group != usual.group and self.kinds and not set(self.kinds) & set(CLASSES):
+            warnings.warn(f"task.events.group={self.group} has no effect, since no classes arrive or leave", stacklevel=3)
         if self.last < self.first:
             raise ValueError(f"task.events.last={self.last} is before task.events.first={self.first}: raise it")
         most = max(self.count)

@@ -339,7 +339,7 @@ def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Pat
     assert "2 of 3 runs done" in main_here(*overrides)
     assert all(path.is_file() for path in weights)
     shown = main_here(*overrides)
-    assert "afterwards, esper.compare scores 3 policies on 96 held-out hosts each, which takes about 24.0 times as long" in shown
+    assert "afterwards, esper.compare scores 3 policies on 96 held-out hosts each, which takes about 24 times as long" in shown
     assert "compare them with: python -m esper.compare mine\nit first scores the policies, once, which takes about " in shown
     other = ["sweep=ab", *tiny, "hosts=5"]
     with pytest.raises(C.ConfigError, match=r"differs in overrides \(\[\] there, \[hosts=5\] here\)"):

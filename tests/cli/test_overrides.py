@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from esper import config as C
 from esper.cli import overrides as checks
-from esper.cli.overrides import check, check_sweep, hydra_at_conf, quoted, unquoted
+from esper.cli.overrides import check, hydra_at_conf, quoted, unquoted
 from esper.config import ConfigError
-from tests.composed import composed_anew, refusal
+from tests.composed import check_sweep, composed_anew, refusal
 
 # Overrides that do not compose, and a pattern of the error.
 MALFORMED: list[tuple[str, str]] = [

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from esper.cli.help import yaml_names
-from esper.cli.overrides import check_sweep
 from esper.config import ConfigError
+from tests.composed import check_sweep
 
 ARMS = ["hydra.sweeper.arms='reward: shaped,sparse'"]
 TUNE = ["agent.hidden=16,32"]

@@ -8,7 +8,7 @@ import yaml
 import esper
 from esper import config as C
 from esper.cli.help import yaml_names
-from esper.cli.overrides import check, check_over, check_sweep
+from esper.cli.overrides import check, check_over
 from esper.governor.watchdog import StrictWatchdogConfig, TolerantWatchdogConfig, WatchdogConfig
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.custom import CustomConfig
@@ -17,6 +17,7 @@ from esper.hosts.transformer import TransformerConfig
 from esper.optimisers.adamw import AdamWConfig
 from esper.optimisers.sgd import NesterovConfig, SGDConfig
 from esper.task.digits import DigitsConfig
+from tests.composed import check_sweep
 
 
 def replaced(preset: str) -> tuple[str, ...]:

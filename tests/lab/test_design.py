@@ -9,12 +9,13 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from esper.checkpoint import Checkpoints
-from esper.cli.overrides import check_sweep, typed_as
+from esper.cli.overrides import typed_as
 from esper.config import ConfigError
 from esper.files import fingerprint
 from esper.lab.arms import AA_CONTROL, typed_arms
 from esper.lab.design import FILE, AnalysisPlan, Cell, Design, command_of, design
 from esper.training.run_folder import CHECKPOINTS
+from tests.composed import check_sweep
 
 REWARDS = "reward: shaped,sparse"
 

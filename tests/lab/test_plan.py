@@ -10,13 +10,14 @@ import yaml
 from hydra.types import RunMode
 
 from esper.cli.command import spelled_out
-from esper.cli.overrides import check_sweep, hydra_at_conf
+from esper.cli.overrides import hydra_at_conf
 from esper.config import ConfigError
 from esper.lab.design import AnalysisPlan, Design, command_of, design
 from esper.lab.integrity import _asked, _equal  # pyright: ignore[reportPrivateUsage]
 from esper.lab.looks import as_planned, deviations, scored_with
 from esper.lab.outcomes import CompareConfig
 from esper.lab.plan import announce, experiment
+from tests.composed import check_sweep
 
 PLAN = """
 question: |

@@ -15,7 +15,7 @@ def test_scoring_takes_as_long_as_growing_as_many_hosts_in_training(tmp_path: Pa
     # PPO is scored with sampled and with its most probable actions, the bandit once; they train 4 x 3 and 4 x 2 hosts.
     assert "scores 2 policies on 10 held-out hosts each, which takes about 1.5 times as long as training them" in before(found)
     longer = replace(found, plan=replace(plan, score_overrides=["steps=40"]))
-    assert "which takes about 3.0 times as long as training them, if hosts of score_overrides" in before(longer)
+    assert "which takes about 3 times as long as training them, if hosts of score_overrides" in before(longer)
     assert "which takes a while" in after(found, tmp_path)
     for cell in found.cells:
         speeds = {"ppo": [0.1, 40.0, 50.0], "bandit": [80.0]}[cell.arm]

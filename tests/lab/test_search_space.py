@@ -4,11 +4,11 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from esper.cli.command import spelled_out
-from esper.cli.overrides import check_sweep
 from esper.config import ConfigError
 from esper.lab.design import draw_seeds
 from esper.lab.search_space import BASELINE, search_space
 from esper.sweeps import TuneConfig
+from tests.composed import check_sweep
 
 RATE, HIDDEN = "agent.learning_rate=tag(log, interval(1e-4, 1e-2))", "agent.hidden=32,64"
 

@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 from esper.cli import command as cli
 from esper.cli.command import spelled_out
 from esper.cli.failures import Failure
-from esper.cli.overrides import check_sweep
 from esper.config import ConfigError
 from esper.files import fingerprint
 from esper.lab.arms import read_arms
@@ -26,6 +25,7 @@ from esper.lab.sweepers import TuneSweeper
 from esper.lab.tuning import FILE, Trial, Tuning
 from esper.sweeps import TuneConfig
 from esper.train import main as train_command
+from tests.composed import check_sweep
 
 pytest.importorskip("optuna", reason="optuna is not installed")
 
@@ -317,6 +317,12 @@ def test_a_tuning_runs_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "here: trial 2 of 2, 3 of 4 runs done" in train()
     assert (here / FILE).read_text() == before
     assert [file.stat().st_mtime_ns for file in sorted(here.glob("baseline/*/scored_*"))] == kept
+
+
+def test_an_interval_of_whole_numbers_is_named() -> None:
+    assert check_sweep(["sweep=tune", "agent.epochs=tag(log, int(interval(1, 4)))"])
+    with pytest.raises(ConfigError, match=r"^agent.epochs takes whole numbers: write .agent.epochs=int\(tag\(log, interval"):
+        check_sweep(["sweep=tune", "agent.epochs=tag(log, interval(1, 4))"])
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,9 @@ def test_a_shipped_task_is_checked_too() -> None:
     [
         ("task.events.ramp=[5]", "^task.events.ramp has no effect, since task.events.kinds is empty$"),
         ("task.events.ramp=[5] task.events.replay=0.5", "^task.events.ramp, task.events.replay have no effect, since"),
+        ("task.events.kinds=[blur] task.events.group=1", "^task.events.group=1 has no effect, since no classes arrive or leave$"),
+        ("task.events.kinds=[blur] task.events.replay=0.5", "^task.events.replay=0.5 has no effect, since no classes arrive$"),
+        ("task.pretrain_pool=8", "^task.pretrain_pool has no effect, since task.pretrain is 0$"),
         ("task.pretrain_folder=pools", "^task.pretrain_folder has no effect, since task.pretrain is 0$"),
     ],
 )
