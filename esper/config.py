@@ -61,7 +61,7 @@ from esper.sweeps import BlocksConfig, TuneConfig
 from esper.task.base import TaskConfig
 from esper.task.table import TASKS
 from esper.telemetry.config import QuietConfig, TelemetryConfig
-from esper.telemetry.text import counted
+from esper.text import counted
 
 
 class Chosen:

@@ -40,7 +40,7 @@ from esper.files import write_whole
 from esper.notices import StatusLine, heard_by, notice
 from esper.page.page import write_page
 from esper.ranges import check_ranges
-from esper.telemetry.text import counted
+from esper.text import counted
 from esper.training.config_io import to_plain
 from esper.training.provenance import versions
 from esper.training.resume import find_checkpoint, may_hold_checkpoint, run_of

@@ -14,6 +14,7 @@ from esper.buffer.base import Buffer
 from esper.env.actions import Op
 from esper.env.spec import EnvSpec, Observation
 from esper.seeding import stream
+from esper.text import counted
 
 DROPS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Falls of the accuracy to choose from [pp]."""
@@ -85,7 +86,7 @@ class React(Search[ReactRule]):
             "potential": f"when the largest growth potential rises by a factor of {rule.threshold:g}",
         }[rule.trigger]
         if rule.patience:
-            when += f" for more than {rule.patience} step{'s' * (rule.patience != 1)}"
+            when += f" for more than {counted(rule.patience, 'step')}"
         which = "the best blueprint by potential" if rule.blueprint is None else self.spec.blueprint_names[rule.blueprint]
         where = "the best slot by potential" if rule.slot is None else self.spec.slot_names[rule.slot]
         errors = "" if rule.errors is None else f"{rule.errors:g} standard error{'s' * (rule.errors != 1)}"

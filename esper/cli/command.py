@@ -35,9 +35,9 @@ from esper.pool.cluster import ClusterError
 from esper.reward.rewards import RewardError
 from esper.sweeps import SWEEPS
 from esper.task.data import TaskError
-from esper.telemetry.text import counted
 from esper.telemetry.tracker import TrackerError
 from esper.telemetry.writers import check_writers
+from esper.text import counted
 from esper.training.config_io import from_plain, other_settings, to_plain
 from esper.training.resume import continued, load_newest
 from esper.training.run_folder import CHECKPOINTS, BusyError, create, only_writer

@@ -12,7 +12,7 @@ from hydra.core.utils import JobReturn
 
 from esper.cli.overrides import typed_as
 from esper.notices import notice
-from esper.telemetry.text import counted
+from esper.text import counted
 
 arguments: list[str] = []
 """Arguments of this process's command, as typed."""

@@ -3,7 +3,7 @@
 import os
 import time
 
-from esper.telemetry.text import duration
+from esper.text import duration
 
 VARIABLE = "ESPER_SWEEP"
 """Environment variable by which the processes of a sweep know its size and beginning."""

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from esper.env.spec import Ranges
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.stages import OCCUPIED, FloatArray, Mode, Op, SlotState, Stage
+from esper.text import counted
 
 HISTORY = 3
 """Past epochs of accuracy in the observation."""
@@ -126,7 +127,7 @@ def _past(ago: int) -> list[Feature]:
     return [
         Feature(
             f"accuracy_{ago}_ago",
-            f"validation accuracy {ago} epoch{'s' * (ago > 1)} ago",
+            f"validation accuracy {counted(ago, 'epoch')} ago",
             lambda v: v.accuracy_NH[:, ago],
             unit="pp",
             scale=100.0,

@@ -7,7 +7,7 @@ from esper.config import GROUPS, MANY, Config
 from esper.evaluation.presentation import OUTCOME_NAMES, SPOKEN, verdict
 from esper.stats.intervals import Interval
 from esper.telemetry.tags import in_terms_of
-from esper.telemetry.text import counted
+from esper.text import counted
 
 NAMES = SPOKEN | {"policy_greedy": "the policy, most probable actions"}
 """Names of controllers in the table."""

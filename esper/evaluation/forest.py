@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from esper.telemetry.text import decimals
+from esper.text import decimals
 
 ROW, TOP, CHAR, SIDE = 44, 4, 7.2, 16
 """Height of a row, height above the first, largest mean width of a character, and empty space at each side [pixels]."""

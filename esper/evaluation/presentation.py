@@ -18,7 +18,7 @@ from esper.evaluation.per_host import PREFIX
 from esper.files import write_whole
 from esper.stats.intervals import Interval, mean_interval
 from esper.telemetry.tags import in_terms_of
-from esper.telemetry.text import counted, si
+from esper.text import counted, si
 
 Rows = Sequence[Mapping[str, Any]]
 """Rows of `summarise`."""

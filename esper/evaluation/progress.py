@@ -4,7 +4,7 @@ import time
 from typing import TextIO
 
 from esper.notices import StatusLine
-from esper.telemetry.text import duration
+from esper.text import duration
 
 
 class Progress:

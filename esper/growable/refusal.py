@@ -14,7 +14,7 @@ from esper.growable.slot import has_slot
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import Stage
-from esper.telemetry.text import counted
+from esper.text import counted
 
 NEEDS = {
     "germinate": "the slot must be dormant and in use (rules), and the limit rules.max_seeds not reached",

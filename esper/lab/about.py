@@ -11,7 +11,7 @@ from esper.lab.design import Design
 from esper.lab.outcomes import is_chosen
 from esper.lab.runs import UNSHARED, criterion_of
 from esper.telemetry.tags import in_terms_of
-from esper.telemetry.text import counted
+from esper.text import counted
 from esper.training.provenance import FILE, code_version, read
 
 WORDS = {

@@ -18,7 +18,7 @@ from esper.lab.outcomes import BASELINES, OUTCOMES, compared
 from esper.stats.collapse import collapsed_pair
 from esper.stats.paired import MIN_BLOCKS, likely_spread
 from esper.stats.power import PlannedTest, VarianceParts, variance_parts
-from esper.telemetry.text import percent
+from esper.text import percent
 
 Pairs = Sequence[tuple[str, str]]
 ENOUGH = 0.95

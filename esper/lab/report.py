@@ -28,7 +28,7 @@ from esper.lab.tables import blocks_of, grown, latex, p_of, spreads, tested, var
 from esper.telemetry.seed_table import HEAD as HEADS
 from esper.telemetry.seed_table import LEGEND, TITLE, rows_of
 from esper.telemetry.tags import in_terms_of
-from esper.telemetry.text import counted, decimals, number, si
+from esper.text import counted, decimals, number, si
 
 HEAD = (
     "first - second",

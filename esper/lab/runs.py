@@ -10,7 +10,7 @@ from esper.config import GROUPS, ConfigError
 from esper.lab.design import FILE, Design, command_of
 from esper.lab.outcomes import RETURNS, group_of
 from esper.telemetry.jsonl import CHECK, changed_update, read_records
-from esper.telemetry.text import counted
+from esper.text import counted
 from esper.training.config_io import flat
 from esper.training.run_folder import CHECKPOINTS
 

@@ -30,7 +30,7 @@ from esper.plugins import load_plugins, named_plugins
 from esper.pool.devices import take_turn
 from esper.pool.local import available_cores, limit_cores
 from esper.task.kinds import condensed
-from esper.telemetry.text import counted, duration
+from esper.text import counted, duration
 from esper.training.config_io import flat, from_plain, to_plain
 from esper.training.provenance import versions
 from esper.training.run_folder import writing_reports

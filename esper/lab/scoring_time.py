@@ -9,7 +9,7 @@ from esper.cli.transfer import fitted
 from esper.config import Config
 from esper.lab.design import Design
 from esper.telemetry.jsonl import read_records
-from esper.telemetry.text import duration
+from esper.text import duration
 
 BUILDING = 1.0
 """Time of building the held-out hosts of a run [s], by which small runs are slower to score than to train."""

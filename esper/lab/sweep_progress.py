@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from esper.config import ConfigError
-from esper.telemetry.text import duration
+from esper.text import duration
 from esper.training.provenance import FILE, read
 
 POLL = 0.5

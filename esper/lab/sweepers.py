@@ -32,7 +32,7 @@ from esper.lab.launch import batches
 from esper.lab.search_space import search_space
 from esper.lab.sweep_progress import SweepProgress
 from esper.sweeps import TuneConfig
-from esper.telemetry.text import counted
+from esper.text import counted
 from esper.training.config_io import flat, to_plain
 
 

@@ -32,7 +32,7 @@ from esper.lab.search_space import BASELINE, SearchSpace, draw_value
 from esper.seeding import stream
 from esper.stats.intervals import Interval, mean_interval
 from esper.sweeps import TuneConfig
-from esper.telemetry.text import counted
+from esper.text import counted
 
 FILE = "tuning.json"
 """Name of the file in the folder of a tuning."""

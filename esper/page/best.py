@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from esper.telemetry.text import counted
+from esper.text import counted
 
 LAST = 5
 """Updates at the end of a run whose mean return is compared."""

@@ -20,8 +20,8 @@ from esper.page.seeds import seed_rows
 from esper.page.status import Status, status_of
 from esper.stats.intervals import Interval
 from esper.telemetry.jsonl import read_records, records_of
-from esper.telemetry.text import counted
 from esper.telemetry.traces import NEVER, Table, read_trace, steps_of, traced_evaluation, traced_updates
+from esper.text import counted
 from esper.training.config_io import dotted, flat, from_plain, to_plain
 from esper.training.provenance import FILE, read
 from esper.training.resume import load_newest

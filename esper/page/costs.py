@@ -13,8 +13,8 @@ from esper.env.actions import STYLES
 from esper.files import FileError
 from esper.lifecycle.roles import Blend
 from esper.telemetry.tags import PHASES, phase_shares
-from esper.telemetry.text import counted, duration, number
 from esper.telemetry.traces import Table, carried_out, kept_in, slots_of, steps_of
+from esper.text import counted, duration, number
 from esper.training.estimate import in_bytes
 
 Rows = list[tuple[str, str]]

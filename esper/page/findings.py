@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from esper.stats.intervals import Interval, mean_interval, with_sign
 from esper.task.kinds import PASSES, STAYS, condensed
-from esper.telemetry.text import counted, percent
 from esper.telemetry.traces import Table, carried_out, steps_of
+from esper.text import counted, percent
 
 MOST_KINDS = 8
 """Most kinds of hosts that are told apart."""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from esper.config import Config
 from esper.evaluation.held_out import POLICIES, Evaluation
-from esper.telemetry.text import counted
 from esper.telemetry.traces import NEVER, trace_of_evaluation, write_trace
+from esper.text import counted
 from esper.training.play import play
 from esper.training.trace import Trace
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from esper.page.findings import claim, gain, habits, headline, results, verdict
 from esper.stats.intervals import Interval
-from esper.telemetry.text import counted, percent
 from esper.telemetry.traces import Table, carried_out
+from esper.text import counted, percent
 
 TINY = 0.05
 """Loss of test accuracy below which hosts count as equal [pp]."""

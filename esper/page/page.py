@@ -21,7 +21,7 @@ from esper.page.status import saved_config
 from esper.telemetry.jsonl import read_records
 from esper.telemetry.pictures import COLOURS
 from esper.telemetry.seed_table import HEAD, LEGEND, TITLE
-from esper.telemetry.text import duration
+from esper.text import duration
 from esper.training.config_io import from_plain
 from esper.training.resume import load_newest, newest_of
 from esper.training.run_folder import CHECKPOINTS, PAGE, writing_reports

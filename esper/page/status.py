@@ -10,8 +10,8 @@ from filelock import FileLock, Timeout
 
 from esper.cli.overrides import typed_as
 from esper.config import Config
-from esper.telemetry.text import counted
 from esper.telemetry.traces import traced_evaluation
+from esper.text import counted
 from esper.training.config_io import from_plain
 from esper.training.resume import load_newest
 from esper.training.run_folder import LOCK

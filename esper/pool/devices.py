@@ -12,6 +12,7 @@ import torch
 from esper.fusion.precision import Precision
 from esper.notices import UserNotice
 from esper.ranges import check_ranges
+from esper.text import counted
 
 
 @dataclass(kw_only=True, slots=True)
@@ -85,7 +86,7 @@ def find_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise ValueError(
-            f"devices=[{name}] is not on this machine, which has {count} CUDA device{'s' * (count != 1)}: "
+            f"devices=[{name}] is not on this machine, which has {counted(count, 'CUDA device')}: "
             "choose devices=[cpu], or leave devices out"
         )
     return device

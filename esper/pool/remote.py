@@ -30,6 +30,7 @@ from esper.pool.host_sampler import HostSampler
 from esper.pool.worker import Call, Message, Reply, named
 from esper.ranges import check_ranges
 from esper.task.instances import DataView
+from esper.text import counted
 
 READING = ("latency", "grown", "machines")
 """Read-only methods, which need not be replayed. `validate` is not among them: what was measured before decides which members are
@@ -279,7 +280,7 @@ class RemotePool(HostPool):
         epochs = sum(message.method == "epoch" for message in self._log[worker])
         one = rows.stop - rows.start == 1
         hosts = f"host {rows.start} repeats" if one else f"hosts {rows.start} to {rows.stop - 1} repeat"
-        again = f"{hosts} {epochs} epoch{'s' * (epochs != 1)} of this episode"
+        again = f"{hosts} {counted(epochs, 'epoch')} of this episode"
         number = self._replacements - self._left  # tells one warning from the next
         warnings.warn(f"{which}: {again}; no other host is affected (replacement {number})", UserNotice, stacklevel=2)
         self._group.replace(worker)

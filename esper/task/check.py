@@ -9,6 +9,7 @@ from torch import Tensor
 from esper.fusion.layout import PERMUTE, Layout, channels_last
 from esper.notices import UserNotice
 from esper.task.data import IGNORED, ROWS, SMALL, Data, DataError, ends, rows_at_once
+from esper.text import counted
 
 PARTS = ("train", "valid", "test")
 INTEGERS = (torch.int64, *SMALL)
@@ -101,7 +102,7 @@ def mistakes(data: Data, layout: Layout, *, numbers: bool = False) -> list[str]:
 def few_samples(part: str, count: int, *, numbers: bool) -> str:
     """Return what follows from few samples of a set."""
     step = f"accuracy on it moves in steps of {100 / count:.0f} pp" if not numbers else "R2 on it means little"
-    return f"{part}_x has {count} sample{'s' * (count > 1)}: {step}, so use more"
+    return f"{part}_x has {counted(count, 'sample')}: {step}, so use more"
 
 
 def _check_inputs(name: str, x: Tensor, layout: Layout, data: Data) -> None:

@@ -19,6 +19,7 @@ from esper.task.data import Data, DataError, TaskError, rows_at_once
 from esper.task.drifts import IMAGE_DRIFTS, Drift
 from esper.task.events import CLASSES, RATES
 from esper.task.instances import Name
+from esper.text import counted
 
 CONSTANT = 1e-6
 """A channel whose variance over the training set is at most this is constant, and is not scaled [squared grey levels]."""
@@ -71,7 +72,7 @@ class ImagesConfig(TaskConfig):
         count, group = max(self.events.count), self.events.group
         if moving and count * group > fewest - 2:
             raise TaskError(
-                f"{count} event{'s' * (count > 1)} of {group} classes each (task.events.count, task.events.group) would add or "
+                f"{counted(count, 'event')} of {group} classes each (task.events.count, task.events.group) would add or "
                 f"remove up to {count * group} of {fewest} classes, but two must always remain: lower one"
             )
         return task

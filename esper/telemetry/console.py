@@ -13,8 +13,9 @@ from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer, WriterConfig
 from esper.telemetry.live import LiveConsole, shown_names
 from esper.telemetry.summary import summary_line, summary_lines
-from esper.telemetry.text import clock, duration, number, quantity
+from esper.telemetry.tags import quantity
 from esper.telemetry.trend import History
+from esper.text import clock, duration, number
 
 
 @dataclass(kw_only=True, slots=True)

@@ -14,9 +14,9 @@ from rich.text import Text
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer
 from esper.telemetry.summary import BAD, COMMAND, GOOD, HEADING, Line, summary_lines
-from esper.telemetry.tags import ROLLBACKS, STAGES, in_terms_of
-from esper.telemetry.text import bins, clock, number, quantity, short, spark
+from esper.telemetry.tags import ROLLBACKS, STAGES, in_terms_of, quantity
 from esper.telemetry.trend import History
+from esper.text import bins, clock, number, short, spark
 
 SHOWN = {
     "sandbox/share_of_optimum": "share of optimum",

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from esper.telemetry.base import Command, Rows
-from esper.telemetry.tags import in_terms_of
-from esper.telemetry.text import unit_of
+from esper.telemetry.tags import in_terms_of, unit_of
 from esper.telemetry.trend import JUDGED, History
 
 GOOD, BAD, PLAIN, COMMAND, HEADING = "good", "bad", "plain", "command", "heading"

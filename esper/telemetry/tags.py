@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import SupportsFloat
 
+from esper.text import number
+
 Value = SupportsFloat | None
 """A number; None or NaN if it was not measured in this update."""
 
@@ -313,3 +315,14 @@ def measured(metrics: Mapping[str, Value]) -> dict[str, float]:
 def in_terms_of(score: str, text: str) -> str:
     """Return a text about accuracy in terms of another score; keys such as reward=accuracy_minus_rent stay."""
     return text if score == "accuracy" else re.sub(r"\b[Aa]ccurac(?:y|ies)(?=\b|_greedy\b)", score, text)
+
+
+def quantity(tag: str, value: float) -> str:
+    """Return a metric's value, with its unit if a reader needs it."""
+    return number(value) + unit_of(tag)
+
+
+def unit_of(tag: str) -> str:
+    """Return the unit of a metric after a space, empty if a reader does not need it."""
+    unit = metric(tag).unit
+    return "" if unit in ("1", "count", "1/s", "points") else f" {unit}"

@@ -21,7 +21,7 @@ from esper.files import FileError, write_whole
 from esper.notices import UserNotice
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer, WriterConfig
 from esper.telemetry.jsonl import recorded_updates
-from esper.telemetry.text import counted
+from esper.text import counted
 
 PATIENCE = 10.0
 """Pause after a failure until the next attempt, in multiples of the time that the failed one took, so that an unreachable server

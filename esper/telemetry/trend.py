@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
-from esper.telemetry.text import counted, number
+from esper.text import counted, number
 
 JUDGED = {
     "sandbox/share_of_optimum": "share of optimum",

@@ -29,7 +29,7 @@ from esper.pool.shard import CAPTURED_BATCHES, CPU_FEATURES, GPU_FEATURES, VALID
 from esper.task.base import Task
 from esper.task.instances import Split
 from esper.task.loading import load_task
-from esper.telemetry.text import counted, si
+from esper.text import counted, si
 
 CPU = torch.device("cpu")
 FLOAT = 4

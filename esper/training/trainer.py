@@ -28,7 +28,7 @@ from esper.telemetry.base import Command, RunInfo
 from esper.telemetry.config import Telemetry
 from esper.telemetry.drift import GradientDrift
 from esper.telemetry.tags import in_terms_of, measured
-from esper.telemetry.text import counted
+from esper.text import counted
 from esper.training.config_io import flat, from_plain, other_settings, to_plain
 from esper.training.decision_log import decisions
 from esper.training.environment import build_env

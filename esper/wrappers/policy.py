@@ -19,7 +19,7 @@ from esper.config import ConfigError
 from esper.env.actions import Head
 from esper.env.spec import Array, EnvSpec, Observation, as_observation, observation_space
 from esper.task.instances import Split
-from esper.telemetry.text import counted
+from esper.text import counted
 from esper.training.config_io import from_plain
 from esper.training.environment import build_env
 from esper.training.resume import load_found

@@ -23,7 +23,7 @@ from esper.evaluation.outcomes import HostOutcomes
 from esper.evaluation.per_host import HostSearch, Training, affordable, best_of, halving, names
 from esper.lifecycle.roles import Roles
 from esper.seeding import stream
-from esper.telemetry.text import si
+from esper.text import si
 from esper.training.trainer import Trainer
 from tests.agent.staged import SPEC, see
 

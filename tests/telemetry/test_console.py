@@ -20,7 +20,7 @@ from esper.telemetry.console import ConsoleConfig, PlainConsole
 from esper.telemetry.jsonl import JsonlWriter
 from esper.telemetry.live import LiveConsole
 from esper.telemetry.tags import STAGES
-from esper.telemetry.text import bins, clock, decimals, duration, number, percent, short, si, spark
+from esper.text import bins, clock, decimals, duration, number, percent, short, si, spark
 
 ROOT = Path(__file__).parents[2]
 METRICS = {

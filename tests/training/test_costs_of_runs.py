@@ -12,7 +12,7 @@ from esper.evaluate import main
 from esper.evaluation.held_out import Evaluation
 from esper.measure.costs import Price
 from esper.telemetry.jsonl import read_records
-from esper.telemetry.text import si
+from esper.text import si
 from esper.training.resume import find_checkpoint
 from esper.training.trainer import Trainer
 from tests.training.small_run import config, newest, same, untimed

@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from esper.telemetry.tags import metric
-
 LETTERS = ("", "k", "M", "G", "T", "P", "E")
 """Letters of the powers of 1,000."""
 MARKS = "▁▂▃▄▅▆▇█"
@@ -43,17 +41,6 @@ def decimals(*values: float) -> int:
 def percent(share: float) -> str:
     """Return a share such as "38 %", or "0.17 %" if it is small."""
     return f"{100 * share:.2g} %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
-
-
-def quantity(tag: str, value: float) -> str:
-    """Return a metric's value, with its unit if a reader needs it."""
-    return number(value) + unit_of(tag)
-
-
-def unit_of(tag: str) -> str:
-    """Return the unit of a metric after a space, empty if a reader does not need it."""
-    unit = metric(tag).unit
-    return "" if unit in ("1", "count", "1/s", "points") else f" {unit}"
 
 
 def counted(count: int, noun: str) -> str:
