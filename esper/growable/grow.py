@@ -9,8 +9,7 @@ from torch import nn
 from esper.growable.axes import IMAGES, check_axes, refuse_time_last
 from esper.growable.module import GrowableModule
 from esper.growable.refusal import check_settings
-from esper.growable.slot import evaluating, features_of, has_slot, slot_spec
-from esper.hosts.base import SlotSpec
+from esper.growable.slot import GrowingSlot, evaluating, features_of, has_slot, slot_spec
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.roles import Incubation
 from esper.lifecycle.slots import SlotsConfig
@@ -46,14 +45,15 @@ def grow(
         ValueError: a slot is unknown or its output is not of these kinds, or a setting is invalid.
     """
     check_settings(module, rules, gates)
+    slots = slots if isinstance(slots, str | Mapping) else list(slots)
     if isinstance(slots, str) or any(not isinstance(one, str) for one in slots):  # pyright: ignore[reportUnnecessaryIsInstance]
         meant = [str(one) for one in cast(Sequence[object], slots) if isinstance(one, int)] or ["features.3"]
         raise ValueError(f"slots must be a list of paths, got {slots!r}: write slots={meant}")
     places = dict(slots) if isinstance(slots, Mapping) else {path: path for path in slots}
+    if len(places) < len(slots):
+        raise ValueError(f"slots names a submodule twice: {', '.join(slots)}")
     if not places:
         raise ValueError("slots is empty: name submodules, as in slots=['features.3']")
-    if len(set(places.values())) < len(slots):
-        raise ValueError(f"slots names a submodule twice: {', '.join(slots)}")
     if rules is None:
         if incubation not in list(Incubation):
             raise ValueError(f"incubation={incubation!r} is not known: choose from {', '.join(Incubation)}")
@@ -63,13 +63,13 @@ def grow(
     for name in UNMEASURED:
         if gates is not None and getattr(gates, name) is not None:
             raise ValueError(f"gates.{name} has no effect here, since the gradients are those of your loop: set it to None")
-    return GrowableModule(module, places, _specs(module, places, example), rules, gates or GatesConfig())
+    return GrowableModule(module, places, _slots(module, places, example), rules, gates or GatesConfig())
 
 
-def _specs(module: nn.Module, places: Mapping[str, str], example: Any) -> list[SlotSpec]:
+def _slots(module: nn.Module, places: Mapping[str, str], example: Any) -> list[GrowingSlot]:
     """Return the slots after these submodules, from their outputs for an example."""
     outputs: dict[str, list[object]] = {name: [] for name in places}
-    known = dict(module.named_modules())
+    known = dict(module.named_modules(remove_duplicate=False))  # one module may have several names
     for path in places.values():
         if not path or path not in known:
             some = ", ".join([path for path in known if path][:12])
@@ -81,6 +81,8 @@ def _specs(module: nn.Module, places: Mapping[str, str], example: Any) -> list[S
         if has_slot(known[path]):
             raise ValueError(f"slots: submodule {path!r} has a slot already: use the network that esper.grow returned")
         refuse_time_last(known[path], path)
+    if len({known[path] for path in places.values()}) < len(places):
+        raise ValueError(f"slots names a submodule twice: {', '.join(places)}")
     handles = [
         known[path].register_forward_hook(lambda _, __, output, name=name: outputs[name].append(output))
         for name, path in places.items()
@@ -95,11 +97,12 @@ def _specs(module: nn.Module, places: Mapping[str, str], example: Any) -> list[S
     for name, found in outputs.items():
         if len(found) != 1:
             raise ValueError(f"slots: {places[name]} runs {len(found)} times per forward pass: choose one that runs once")
-    specs = [slot_spec(name, found[0]) for name, found in outputs.items()]
-    for spec in specs:
-        features = cast(torch.Tensor, features_of(outputs[spec.name][0]))
-        check_axes(module, places[spec.name], spec.layout, features.shape)
-    return specs
+    slots = list[GrowingSlot]()
+    for name, found in outputs.items():
+        spec, features = slot_spec(name, found[0]), cast(torch.Tensor, features_of(found[0]))
+        check_axes(module, places[name], spec.layout, features.shape)
+        slots.append(GrowingSlot(spec, features))
+    return slots
 
 
 def _run(module: nn.Module, example: Any) -> None:

@@ -6,6 +6,7 @@ See docs/howto/grow.md.
 
 # K blueprints
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from esper.evaluation.exported import write
 from esper.growable import refusal
+from esper.growable.reasons import reason
 from esper.growable.score import Contribution, Score, check_scores, difference, mean_score, measure
 from esper.growable.seed_groups import SeedGroups
 from esper.growable.slot import (
@@ -33,7 +35,6 @@ from esper.growable.slot import (
     slot_gradients,
 )
 from esper.growable.topology import able_in, blueprint_for, choice, contents, labelled, planted, replant, whole
-from esper.hosts.base import SlotSpec
 from esper.lifecycle import operations
 from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize
 from esper.lifecycle.operations import may_germinate, may_prune, may_retarget, may_switch
@@ -43,6 +44,7 @@ from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import EMPTY, BoolArray, SlotState, Stage, empty
 from esper.measure.potential import SlotSensor
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
+from esper.seeds.slot_gradients import SlotGradients
 
 
 class GrowableModule(nn.Module):
@@ -55,7 +57,7 @@ class GrowableModule(nn.Module):
         self,
         module: nn.Module,
         places: Mapping[str, str],
-        specs: Sequence[SlotSpec],
+        slots: Sequence[GrowingSlot],
         rules: SlotsConfig,
         gates: GatesConfig,
     ) -> None:
@@ -63,13 +65,15 @@ class GrowableModule(nn.Module):
         super().__init__()
         self.module, self.rules, self.gates = module, rules, gates
         self._names, self._paths = tuple(places), tuple(places.values())
-        self._chosen_S = rules.chosen(self._names)
+        self._chosen_S = refusal.chosen(rules, self._names)
         self._state = empty(1, len(places))
         self._born: list[int] = []
         """Slots with a seed, in the order of their planting."""
         self._groups: SeedGroups | None = None
-        self._loop_ran, self._whole, self._learns_in_loop = True, True, False
-        self.slots = nn.ModuleList([GrowingSlot(spec) for spec in specs])
+        self._trained, self._incubated = False, False
+        """Whether there was a training pass, and a call of `incubate`, since the last `begin_epoch`."""
+        self._whole, self._learns_in_loop = True, False
+        self.slots = nn.ModuleList(slots)
         for slot, path in zip(self._slots, self._paths, strict=True):
             slot.hook(module.get_submodule(path))
 
@@ -82,7 +86,7 @@ class GrowableModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._learns_in_loop and self.training and torch.is_grad_enabled():  # plain values, for torch.compile
-            self._loop_ran = False
+            self._trained = True
         return self.module(*args, **kwargs)
 
     # ---- what there is
@@ -109,8 +113,8 @@ class GrowableModule(nn.Module):
             settings: settings of these groups, such as `lr=1e-3`; others are the optimizer's defaults.
         """
         groups = SeedGroups(optimizer, settings)
+        groups.check({name: slot.seed for name, slot in zip(self._names, self._slots, strict=True)}, self._groups)
         groups.warn_of_others(self.module)
-        groups.check({name: slot.seed for name, slot in zip(self._names, self._slots, strict=True)})
         self._groups = groups
         self._update()
 
@@ -132,17 +136,18 @@ class GrowableModule(nn.Module):
             blueprint: name of a blueprint, for its default settings, or its config.
             blend: how the seed joins the features: add, multiply, or gate (add, with a learned weight per sample).
             alpha: blend weight at the end of blending, in (0, 1].
-            ramp: epochs of blending from 0 to alpha, at least 0; no effect without incubation.
+            ramp: epochs of blending from 0 to alpha, at least 0; only with incubation.
             curve: course of alpha: linear, cosine, sigmoid_gentle, sigmoid, sigmoid_sharp.
             loss: function that returns the loss of one batch, for a blueprint with `init=informed`.
         """
         index = self._permitted(slot, "germinate", may_germinate(self._state, self.rules, self._chosen_S))
         here, how, shape = self._slots[index], choice("blend", Blend, blend), choice("curve", Curve, curve)
         refusal.check_weight(alpha, above=0)
-        refusal.before_planting(self.module, slot, self._paths[index])
-        config, ticks = blueprint_for(blueprint, here.spec), whole("ramp", ramp)
-        gradients = self._gradients(refusal.informing(loss))[index] if is_informed(config) else None
-        here.plant(config, how, self._like(index), gradients)
+        refusal.warn_of_processes()
+        config, ticks = blueprint_for(blueprint, here), whole("ramp", ramp)
+        refusal.refuse_idle_ramp(ticks, self.rules.incubation.value)
+        gradients = self._gradients(refusal.informing(loss), [here])[0] if is_informed(config) else None
+        here.plant(config, how, parameter_near(self.module, self._paths[index]), gradients)
         self._set(
             operations.germinate(
                 self._state,
@@ -199,16 +204,14 @@ class GrowableModule(nn.Module):
             RuntimeError: a seed trained in a closed loop, and `incubate` was not called.
         """
         refusal.check_whole(self._whole, "begin_epoch")
-        if not self._loop_ran:
-            raise RuntimeError(
-                "net.incubate(loss) was not called, so the seeds behind the module have not learned: call it after "
-                "loss().backward(), or choose incubation=none"
-            )
+        self._check_places()
+        refusal.check_incubated(self._trained, self._incubated)
         learnt_S = operations.roles(self._state, self.rules).learns[0] & (self._state.stage_age[0] >= 1)  # for an epoch
         for name, slot, learned in zip(self._names, self._slots, learnt_S, strict=True):
             if learned and slot.untrained():
                 refusal.warn_untrained(name)
         self._set(operations.tick(self._state, self.rules, self.gates))
+        self._trained, self._incubated = False, False
 
     def incubate(self, loss: Callable[[], Tensor]) -> None:
         """Compute the gradients of the seeds that train behind the module (closed loop), in a second pass that includes them.
@@ -220,13 +223,14 @@ class GrowableModule(nn.Module):
                 `lambda: criterion(net(x), y)`, or `lambda: scaler.scale(criterion(net(x), y)) / batches` with a gradient scaler
                 and gradients that are accumulated.
         """
+        refusal.check_whole(self._whole, "incubate")
         learns_S, behind_S = self._in_loop(), operations.roles(self._state, self.rules).behind[0]
         slots = [slot for slot, behind in zip(self._slots, behind_S, strict=True) if behind]
         learning = [one for slot, learns in zip(self._slots, learns_S, strict=True) if learns for one in slot.learning()]
         if learning:
             with computed_in_loop(self, slots, learning), evaluating(self), torch.enable_grad():
                 checked_loss(loss).backward(inputs=learning)
-        self._loop_ran = True
+        self._incubated = True
 
     # ---- what you can measure
 
@@ -252,6 +256,7 @@ class GrowableModule(nn.Module):
                 runs without gradients, in evaluation mode, once for the network and once per seed.
         """
         refusal.check_whole(self._whole, "contributions")
+        self._check_places()
         refusal.warn_of_no_epoch({name: self.stage(name) for name in self._names})
         with evaluating(self), torch.no_grad():
             score_now, found = measure(score), dict[str, Contribution]()
@@ -283,13 +288,19 @@ class GrowableModule(nn.Module):
 
         Returns:
             Growth potential by slot and blueprint, as in conv_light or, for a config, conv_light(kernel=5) [nats per unit of the
-            seed's learning rate]; NaN in a slot where the batch has too few samples, with a warning.
+            seed's learning rate]; NaN, with a warning, in a slot on which the loss does not depend, or where the batch has too
+            few samples.
         """
+        self._check_places(every=True)
         if isinstance(blueprints, str):
             raise ValueError(f"blueprints must be a list, got {blueprints!r}: write blueprints=['{blueprints}']")
         found: dict[str, dict[str, float]] = {}
-        for slot, gradients in zip(self._slots, self._gradients(loss), strict=True):
-            configs = labelled(blueprints or able_in(slot.spec), slot.spec)
+        for slot, gradients in zip(self._slots, self._gradients(loss, self._slots), strict=True):
+            configs = labelled(blueprints or able_in(slot.spec), slot)
+            found[slot.spec.name] = dict.fromkeys(configs, math.nan)
+            if gradients is None:
+                refusal.warn_unreached(slot.spec.name)
+                continue
             sensor = SlotSensor(list(configs.values()), slot.spec, gradients.grad.device)
             found[slot.spec.name] = dict(zip(configs, sensor.measure(gradients)[0].tolist(), strict=True))
         return found
@@ -320,10 +331,10 @@ class GrowableModule(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Plant the seeds of a checkpoint, unless they are there; `load_state_dict` then loads their parameters."""
         refusal.check_checkpoint(state, dict(zip(self._names, self._paths, strict=True)), self.rules.incubation.value)
-        replant(self._slots, state["seeds"], [self._like(index) for index in range(len(self.slots))])
+        replant(self._slots, state["seeds"], [parameter_near(self.module, path) for path in self._paths])
         self._state = SlotState(**{name: state["state"][name].cpu().numpy().copy() for name in SlotState.__slots__})
         self._born = list(state["born"])
-        self._loop_ran = True
+        self._trained, self._incubated = False, False
         self._play()
         self._update()
 
@@ -341,10 +352,15 @@ class GrowableModule(nn.Module):
         refusal.check_whole(self._whole, doing)
         index = self._index(slot)
         if not may_NS[0, index]:
-            age, free = int(self._state.stage_age[0, index]), operations.epochs_until_free(self._state, self.rules)[0, index]
-            gains = self.gates.min_improvement is not None
-            raise ValueError(refusal.message(doing, slot, self.stage(slot), age, int(free), gains=gains))
+            why = reason(doing, self._state, index, self.rules, self.gates, self._chosen_S)
+            raise ValueError(f"{doing} is not permitted: slot {slot} {why}")
+        refusal.check_places(self.module, {slot: self._paths[index]})
         return index
+
+    def _check_places(self, *, every: bool = False) -> None:
+        """Raise ValueError if a submodule with a seed, or every one with a slot, was replaced."""
+        names = zip(self._names, self._paths, self._slots, strict=True)
+        refusal.check_places(self.module, {name: path for name, path, slot in names if every or slot.seed is not None})
 
     def _set(self, state: SlotState) -> None:
         """Set the state of the slots, and clear those that it empties."""
@@ -360,9 +376,6 @@ class GrowableModule(nn.Module):
         """Return which seeds learn in the pass of a closed loop `[S]`."""
         roles = operations.roles(self._state, self.rules)
         return (roles.behind & roles.learns)[0] & (self.rules.incubation is Incubation.closed_loop)
-
-    def _like(self, index: int) -> Tensor:
-        return parameter_near(self.module, self._paths[index])
 
     def _play(self) -> None:
         """Give every seed its role, and drop the gradients of seeds that do not learn, so that no optimizer applies them."""
@@ -381,6 +394,6 @@ class GrowableModule(nn.Module):
         if self._groups is not None:
             self._groups.update([seed for index in self._born if (seed := self._slots[index].seed) is not None])
 
-    def _gradients(self, loss: Callable[[], Tensor]) -> Any:
+    def _gradients(self, loss: Callable[[], Tensor], slots: list[GrowingSlot]) -> list[SlotGradients | None]:
         with evaluating(self):
-            return slot_gradients(self._slots, loss)
+            return slot_gradients(slots, loss)

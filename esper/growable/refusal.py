@@ -13,26 +13,8 @@ from esper.evaluation.exported import FORMATS
 from esper.growable.slot import has_slot
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
-from esper.lifecycle.stages import Stage
-from esper.text import counted
+from esper.lifecycle.stages import BoolArray, Stage
 
-NEEDS = {
-    "germinate": "the slot must be dormant and in use (rules), and the limit rules.max_seeds not reached",
-    "advance": "the slot must hold a seed that is not a fossil",
-    "fossilize": "the seed must be holding, so its alpha must be 1 (set_alpha), and its contribution measured by "
-    "contributions() and at least gates.min_contribution, in the unit of its score",
-    "set_alpha": "the seed must be blending or holding, with alpha at its target",
-    "switch": "the slot must hold a fossil, and rules.switchable must be true",
-    "prune": "the slot must hold a seed that is not a fossil and is at least rules.min_prune_age epochs old",
-}
-"""What each operation needs."""
-ADVANCES = {
-    Stage.TRAINING: "a seed leaves training after gates.min_training epochs, each of which begins with net.begin_epoch()",
-    Stage.BLENDING: "a seed leaves blending at alpha 1, after gates.min_blending epochs",
-    Stage.HOLDING: "a holding seed is fossilized next, once contributions() has measured at least gates.min_contribution; "
-    "its last measurement counts, at whatever alpha",
-}
-"""What a seed needs to leave each stage; a germinated one may advance at once."""
 ONE_TENSOR = "before esper.grow, wrap the network in a module that takes one tensor and returns one"
 
 
@@ -46,6 +28,20 @@ def check_slot(slot: object, names: Sequence[str]) -> None:
     raise ValueError(f"there is no slot {slot}: choose from {', '.join(names)}{meant}")
 
 
+def chosen(rules: SlotsConfig, names: tuple[str, ...]) -> BoolArray:
+    """Return which slots are in use `[S]`.
+
+    Raises:
+        ValueError: the rules name a slot that there is not, or find none.
+    """
+    if unknown := [name for name in rules.where if name not in names]:
+        raise ValueError(f"rules: where={unknown} names no slot of this module: it has {', '.join(names)}")
+    if not (rules.where or rules.default_slots(names)):
+        kind = type(rules).__name__
+        raise ValueError(f"rules: {kind} finds no slot in {', '.join(names)}: write rules={kind}(where={[names[0]]})")
+    return rules.chosen(names)
+
+
 def check_settings(module: object, rules: object, gates: object) -> None:
     """Raise ValueError if an argument of `esper.grow` has the wrong type."""
     if not isinstance(module, nn.Module):
@@ -53,27 +49,6 @@ def check_settings(module: object, rules: object, gates: object) -> None:
     for name, given, kind in (("rules", rules, SlotsConfig), ("gates", gates, GatesConfig)):
         if given is not None and not isinstance(given, kind):
             raise ValueError(f"{name} must be a {kind.__name__}, not {type(given).__name__}: write {name}={kind.__name__}(...)")
-
-
-def message(doing: str, slot: str, stage: Stage, age: int, free: int = 0, *, gains: bool = False) -> str:
-    """Return why an operation is not permitted.
-
-    Args:
-        doing: name of the operation.
-        slot: name of the slot.
-        stage: its stage.
-        age: age of the stage [epochs].
-        free: epochs until an emptied slot can be used again; 0 in other stages.
-        gains: whether `gates.min_improvement` is set.
-    """
-    if doing == "germinate" and free:
-        return f"germinate is not permitted in slot {slot} yet: it is free again after {counted(free, 'net.begin_epoch() call')}"
-    need = ADVANCES.get(stage, NEEDS[doing]) if doing == "advance" else NEEDS[doing]
-    if doing == "advance" and stage is Stage.TRAINING and gains:
-        need += (
-            ", once the score has risen by gates.min_improvement since the last contributions() call before its training began"
-        )
-    return f"{doing} is not permitted in slot {slot}, which is {stage} (age {age}): {need} (docs/lifecycle.md)"
 
 
 def warn_of_no_epoch(stages: Mapping[str, Stage]) -> None:
@@ -111,6 +86,15 @@ def check_export(format: str, samples: Tensor) -> None:
         raise ValueError(f"samples must be at least three, got {len(samples)}")
 
 
+def check_incubated(trained: bool, incubated: bool) -> None:
+    """Raise RuntimeError if seeds of a closed loop learned nothing in an epoch of training."""
+    if trained and not incubated:
+        raise RuntimeError(
+            "net.incubate(loss) was not called, so the seeds behind the module have not learned: call it after "
+            "loss().backward(), or choose incubation=none"
+        )
+
+
 def check_exported(outputs: object) -> None:
     """Raise ValueError if a network returns anything but a tensor, which no format of a grown network can hold."""
     if not isinstance(outputs, Tensor):
@@ -126,14 +110,18 @@ def warn_untrained(slot: str) -> None:
     )
 
 
-def before_planting(module: nn.Module, slot: str, path: str) -> None:
-    """Raise ValueError if a submodule was replaced since it got its slot, and warn that the processes of a distributed training
-    do not share a seed."""
-    if not has_slot(module.get_submodule(path)):
-        raise ValueError(
-            f"slot {slot} no longer exists, because submodule {path} was replaced after esper.grow: "
-            "convert the module before that call"
-        )
+def check_places(module: nn.Module, places: Mapping[str, str]) -> None:
+    """Raise ValueError if a submodule was replaced since it got its slot; `places` has its path by the name of the slot."""
+    for slot, path in places.items():
+        if not has_slot(module.get_submodule(path)):
+            raise ValueError(
+                f"slot {slot} no longer exists, because submodule {path} was replaced after esper.grow: "
+                "convert the module before that call"
+            )
+
+
+def warn_of_processes() -> None:
+    """Warn that the processes of a distributed training do not share a seed."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         warnings.warn(
@@ -142,6 +130,20 @@ def before_planting(module: nn.Module, slot: str, path: str) -> None:
             "net.slots yourself",
             stacklevel=3,
         )
+
+
+def refuse_idle_ramp(ramp: int, incubation: str) -> None:
+    """Raise ValueError for the ramp of a seed that is active at once."""
+    if ramp and incubation == "none":
+        raise ValueError(
+            f"ramp={ramp} has no effect with incubation=none, where a seed is active at once: leave ramp out, or choose "
+            "incubation='closed_loop'"
+        )
+
+
+def warn_unreached(slot: str) -> None:
+    """Warn that a loss does not depend on a slot."""
+    warnings.warn(f"the loss does not depend on slot {slot}: its growth potential is NaN", stacklevel=4)
 
 
 def check_checkpoint(state: Mapping[str, Any], slots: Mapping[str, str], incubation: str) -> None:

@@ -35,7 +35,7 @@ def measure(score: Score) -> float | Tensor:
         raise ValueError(f"score() must return one value per sample, got shape {tuple(found.shape)}: average over the other axes")
     if isinstance(found, np.ndarray | np.generic) and found.dtype.kind in "biuf":
         return torch.tensor(np.asarray(found, np.float64)) if found.ndim else float(found)
-    if isinstance(found, Tensor):
+    if isinstance(found, Tensor) and not found.is_complex():
         return found.detach().clone()  # score() may reuse its memory
     if isinstance(found, Real):
         return float(found)

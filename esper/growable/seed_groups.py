@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from esper.config import did_you_mean
 
+OTHER = "attach another optimizer for them, such as torch.optim.Adam([{'params': []}])"
+"""Remedy where an optimizer cannot train seeds."""
+
 
 class SeedGroups:
     """One parameter group per seed, added when the seed is planted and removed with it."""
@@ -26,11 +29,9 @@ class SeedGroups:
         if not isinstance(optimizer, torch.optim.Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"attach needs a PyTorch optimizer, got a {type(optimizer).__name__}")
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError("LBFGS takes a single parameter group, and seeds need their own: attach another optimizer")
+            raise ValueError(f"LBFGS takes a single parameter group, and seeds need their own: {OTHER}")
         if isinstance(optimizer, torch.optim.Muon):
-            raise ValueError(
-                "Muon optimizes matrices only, and seeds have vectors and scalars too: attach another optimizer, beside this one"
-            )
+            raise ValueError(f"Muon optimizes matrices only, and seeds have vectors and scalars too: {OTHER}")
         known = {"name", *optimizer.defaults, *optimizer.param_groups[0]} - {"params"}
         if unknown := [name for name in settings if name not in known]:
             meant, choices = did_you_mean(unknown[0], list(optimizer.defaults)), ", ".join(optimizer.defaults)
@@ -44,17 +45,27 @@ class SeedGroups:
         """Parameters of the group of each seed: `load_state_dict` of an optimizer replaces its groups, but keeps these lists."""
 
     def warn_of_others(self, module: nn.Module) -> None:
-        """Warn if the optimizer trains nothing of the module."""
+        """Warn if the optimizer trains something, but nothing of the module."""
         own = {id(parameter) for parameter in module.parameters()}
-        if not any(id(parameter) in own for group in self.optimizer.param_groups for parameter in group["params"]):
+        trained = [id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]]
+        if trained and not own & {*trained}:
             warnings.warn(
                 "the attached optimizer has no parameters of the module, so it trains the seeds only: build it from "
                 "net.module.parameters() to train both",
                 stacklevel=3,
             )
 
-    def check(self, seeds: Mapping[str, nn.Module | None]) -> None:
-        """Raise ValueError if the optimizer already has parameters of a seed; `seeds` are by the names of their slots."""
+    def check(self, seeds: Mapping[str, nn.Module | None], attached: "SeedGroups | None") -> None:
+        """Raise ValueError if the optimizer already has parameters of a seed.
+
+        Args:
+            seeds: seeds by the names of their slots.
+            attached: the groups so far.
+        """
+        if attached and attached.optimizer is self.optimizer and any(seeds.values()):
+            raise ValueError(
+                "this optimizer is attached already: to change settings of seeds, change their groups in its param_groups"
+            )
         known = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         for name, seed in seeds.items():
             if seed is not None and any(id(parameter) in known for parameter in seed.parameters()):
@@ -64,7 +75,10 @@ class SeedGroups:
                 )
 
     def update(self, seeds: Sequence[nn.Module]) -> None:
-        """Add the groups of new seeds, in the given order, and remove those of seeds that are gone, with their state."""
+        """Add the groups of new seeds, and remove those of seeds that are gone, with their state.
+
+        Groups of seeds are in the given order, that of a checkpoint: `load_state_dict` of an optimizer goes by position.
+        """
         for seed in [seed for seed in self._groups if seed not in seeds]:
             parameters = self._groups.pop(seed)
             self.optimizer.param_groups[:] = [one for one in self.optimizer.param_groups if one["params"] is not parameters]
@@ -76,6 +90,11 @@ class SeedGroups:
                 parameters = list(seed.named_parameters() if named else seed.parameters())
                 self.optimizer.add_param_group({"params": parameters, **self._settings, **self._paced()})
                 self._groups[seed] = self.optimizer.param_groups[-1]["params"]
+        rank, groups = {id(self._groups[seed]): rank for rank, seed in enumerate(seeds)}, self.optimizer.param_groups
+        places = [place for place, group in enumerate(groups) if id(group["params"]) in rank]
+        ordered = sorted([groups[place] for place in places], key=lambda group: rank[id(group["params"])])
+        for place, group in zip(places, ordered, strict=True):
+            groups[place] = group
 
     def _paced(self) -> dict[str, Any]:
         """Return the learning rate of a new group: what schedulers would have made of it, had it been there from the start.

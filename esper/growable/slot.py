@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
 from esper.fusion.layout import Layout
+from esper.growable.newborn import check_newborn
 from esper.growth.compatibility import AXES
 from esper.growth.mode import set_evaluation
 from esper.hosts.base import SlotSpec
@@ -126,9 +127,16 @@ IN_LOOP = SeedRole(alpha=1.0, straight=False, opens=True, learns=True)
 class GrowingSlot(nn.Module):
     """One slot: `slot(h)` is the output h of its submodule, with the seed blended in if there is one."""
 
-    def __init__(self, spec: SlotSpec) -> None:
+    def __init__(self, spec: SlotSpec, features: Tensor) -> None:
+        """
+        Args:
+            features: features of the example in this slot.
+        """
         super().__init__()
         self.spec = spec
+        self._shape, self._sign = features.shape[1:], 1.0 if (features >= 0).all() else -1.0
+        self.probed: list[BlueprintConfig] = []
+        """Blueprints of the user's own that `probe` has accepted."""
         self.seed: nn.Module | None = None
         self.blueprint: BlueprintConfig | None = None
         self.blend = Blend.ADD
@@ -149,6 +157,16 @@ class GrowingSlot(nn.Module):
         given = features_of(output)
         features = self(given)
         return output if features is given else with_features(output, features)
+
+    def _replicate_for_data_parallel(self) -> nn.Module:
+        raise RuntimeError("nn.DataParallel cannot copy slots to several devices: use DistributedDataParallel")
+
+    def probe(self, blueprint: BlueprintConfig) -> None:
+        """Raise ValueError if a seed of a blueprint that is not Esper's cannot grow here; see `check_newborn`."""
+        if type(blueprint).__module__.startswith("esper.") or blueprint in self.probed:
+            return
+        check_newborn(blueprint, self.spec, torch.full((2, *self._shape), self._sign))
+        self.probed.append(blueprint)
 
     def plant(self, blueprint: BlueprintConfig, how: Blend, like: Tensor, gradients: SlotGradients | None) -> None:
         """Plant a newborn seed, with initial weights from torch's global random stream.
@@ -227,12 +245,19 @@ class GrowingSlot(nn.Module):
         if torch.is_grad_enabled() and not given.requires_grad and given.device.type == "cpu":
             # torch 2.13 crashes in the backward of a group norm on channels-last images that need no gradient.
             given = given.contiguous()
-        delta = seed(given).to(h.dtype)
+        delta = seed(self._in_its_precision(seed, given)).to(h.dtype)
         if self.blend is Blend.MULTIPLY:
             delta = (h.detach() if self._straight else h) * torch.tanh(delta)
         if self._straight:
             return h + (delta - delta.detach())  # 0, or NaN where delta is not finite
         return h + (self.role.alpha if torch.compiler.is_exporting() else self._alpha) * delta
+
+    @staticmethod
+    def _in_its_precision(seed: nn.Module, h: Tensor) -> Tensor:
+        """Return features in the precision of a seed's parameters, which may differ where a network mixes precisions."""
+        if torch.is_autocast_enabled(h.device.type):
+            return h
+        return h.to(next(seed.parameters()).dtype)
 
 
 def on_cpu(network: nn.Module) -> nn.Module:
@@ -254,12 +279,18 @@ class OneInput(nn.Module):
 
 @contextmanager
 def evaluating(module: nn.Module) -> Generator[None]:
-    """Put a module into evaluation mode, and each of its modules back into its own mode afterwards."""
+    """Put a module into evaluation mode, and each of its modules back into its own mode afterwards.
+
+    A module with a `train` of its own, such as a LoRA layer that merges its weights for evaluation, is called.
+    """
     modes = {one: one.training for one in module.modules()}
     set_evaluation(module)
     try:
         yield
     finally:
+        for one, mode in modes.items():
+            if one.training is not mode and type(one).train is not nn.Module.train:
+                one.train(mode)  # which may set the modes of others
         for one, mode in modes.items():
             one.training = mode
 
@@ -296,15 +327,19 @@ def checked_loss(loss: Callable[[], Tensor]) -> Tensor:
         got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
         raise ValueError(f"loss() must return the mean loss of a batch, a tensor with one number, got {got}")
     if not value.requires_grad:
-        raise ValueError("loss() must return a loss that depends on the network, without detach() or torch.no_grad()")
+        raise ValueError(
+            "loss() must return a loss that depends on the network, without detach() or torch.no_grad(); with activation "
+            "checkpointing, use use_reentrant=False"
+        )
     return value
 
 
-def slot_gradients(slots: list[GrowingSlot], loss: Callable[[], Tensor]) -> list[SlotGradients]:
-    """Return the features that leave each slot in one forward pass, and the gradient of the loss at them.
+def slot_gradients(slots: list[GrowingSlot], loss: Callable[[], Tensor]) -> list[SlotGradients | None]:
+    """Return the features that leave each slot in one forward pass, and the gradient of the loss at them; None for a slot on
+    which the loss does not depend.
 
     Raises:
-        ValueError: a slot is passed through never or more than once, or the loss does not depend on it.
+        ValueError: a slot is passed through more than once, or the loss depends on none of them.
     """
     for slot in slots:
         slot.captured, slot.capturing = [], True
@@ -312,20 +347,26 @@ def slot_gradients(slots: list[GrowingSlot], loss: Callable[[], Tensor]) -> list
         with torch.enable_grad(), torch.compiler.set_stance("force_eager"):  # a compiled program returns copies of the features
             value = checked_loss(loss)
             for slot in slots:
-                if len(slot.captured) != 1:
+                if len(slot.captured) > 1:
                     raise ValueError(
                         f"slot {slot.spec.name} ran {len(slot.captured)} times in loss(): let it compute one batch, and "
                         "put the slot after a submodule that is used once per forward pass"
                     )
-            features = [slot.captured[0] for slot in slots]
-            grads = cast(tuple[Tensor | None, ...], torch.autograd.grad(value, features, allow_unused=True))
+            reached = {slot.spec.name: slot.captured[0] for slot in slots if slot.captured}
+            ends = torch.autograd.grad(value, [*reached.values()], allow_unused=True) if reached else ()
+            grads = dict(zip(reached, cast(tuple[Tensor | None, ...], ends), strict=True))
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        raise ValueError("there are no gradients at slots: with activation checkpointing, use use_reentrant=False") from error
     finally:
         for slot in slots:
             slot.captured, slot.capturing = [], False
-    found: list[SlotGradients] = []
-    for slot, h, grad in zip(slots, features, grads, strict=True):
-        if grad is None:
-            raise ValueError(f"the loss does not depend on slot {slot.spec.name}: let loss() return the loss of a forward pass")
-        single = torch.get_default_dtype()  # of newborn seeds
-        found.append(SlotGradients(features=h.detach()[None].to(single), grad=grad[None].to(single)))
-    return found
+    names, single = [slot.spec.name for slot in slots], torch.get_default_dtype()  # of newborn seeds
+    if all(grads.get(name) is None for name in names):
+        raise ValueError(f"the loss does not depend on slot {' or '.join(names)}: let loss() return the loss of a forward pass")
+    found = dict[str, SlotGradients]()
+    for name, grad in grads.items():
+        if grad is not None:
+            found[name] = SlotGradients(features=reached[name].detach()[None].to(single), grad=grad[None].to(single))
+    return [found.get(name) for name in names]

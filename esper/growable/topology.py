@@ -1,7 +1,7 @@
 """Blueprints and other choices that users of `esper.grow` name, and their form in checkpoints."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from enum import IntEnum, StrEnum
 from typing import Any, TypeVar, get_type_hints
 
@@ -49,19 +49,19 @@ def able_in(slot: SlotSpec) -> list[str]:
     return able([slot])
 
 
-def blueprint_for(given: str | BlueprintConfig, slot: SlotSpec) -> BlueprintConfig:
+def blueprint_for(given: str | BlueprintConfig, slot: GrowingSlot) -> BlueprintConfig:
     """Return the config of a blueprint that can grow in a slot.
 
     Args:
         given: its name, for the default settings, or a config.
 
     Raises:
-        ValueError: the name is not known, a setting is out of range, the seed cannot grow there, or has no name for checkpoints.
+        ValueError: the name is not known, a setting is out of range, the seed cannot grow there, or a checkpoint cannot hold it.
     """
     load_plugins([])
     if isinstance(given, str):
         if given not in BLUEPRINTS:
-            names = able_in(slot)
+            names = able_in(slot.spec)
             raise ValueError(f"there is no blueprint {given}: choose from {', '.join(names)}{did_you_mean(given, names)}")
         kind = BLUEPRINTS[given]
         if needed := required(kind):
@@ -73,11 +73,18 @@ def blueprint_for(given: str | BlueprintConfig, slot: SlotSpec) -> BlueprintConf
         if isinstance(given, type) and issubclass(given, BlueprintConfig):
             raise ValueError(f"a blueprint must be a name or a config, got the class {given.__name__}: write {given.__name__}()")
         raise ValueError(f"a blueprint must be a name, such as conv_light, or a config, got {given!r}")
-    given = restored(described(given))  # a setting may be given as a plain string
-    given.check("blueprint")
-    if obstacle := given.obstacle(slot):
-        raise ValueError(f"{described(given)['name']} cannot grow in slot {slot.name}: {obstacle}")
-    return given
+    again = restored(described(given))  # a setting may be given as a plain string
+    for setting in fields(given):
+        if isinstance(value := getattr(given, setting.name), BlueprintConfig) or value != getattr(again, setting.name):
+            raise ValueError(
+                f"{type(given).__name__}: checkpoints cannot hold the setting {setting.name}, a {type(value).__name__}: use "
+                "numbers, strings and lists"
+            )
+    again.check("blueprint")
+    if obstacle := again.obstacle(slot.spec):
+        raise ValueError(f"{described(again)['name']} cannot grow in slot {slot.spec.name}: {obstacle}")
+    slot.probe(again)
+    return again
 
 
 def described(blueprint: BlueprintConfig) -> dict[str, Any]:
@@ -106,7 +113,7 @@ def label(blueprint: BlueprintConfig) -> str:
     return f"{own['name']}({changed})" if changed else own["name"]
 
 
-def labelled(asked: Sequence[str | BlueprintConfig], slot: SlotSpec) -> dict[str, BlueprintConfig]:
+def labelled(asked: Sequence[str | BlueprintConfig], slot: GrowingSlot) -> dict[str, BlueprintConfig]:
     """Return the configs of blueprints that can grow in a slot, by name or, for a config, by its label."""
     built = [blueprint_for(one, slot) for one in asked]
     return {one if isinstance(one, str) else label(config): config for one, config in zip(asked, built, strict=True)}

@@ -88,7 +88,7 @@ def may_hold(state: SlotState, gates: GatesConfig) -> BoolArray:
     It requires a finished ramp with target 1, and `min_blending` epochs in blending. A seed with a target below 1 stays in
     blending until it gets another target.
     """
-    full = (state.ramp_done >= state.ramp_total) & (state.ramp_target == 1.0)
+    full = (state.ramp_done >= state.ramp_total) & (state.ramp_target == 1.0) & (state.alpha == 1.0)  # before a tick, it is not
     return state.within(Stage.BLENDING) & full & (state.stage_age >= gates.min_blending)
 
 

@@ -84,7 +84,7 @@ def passes(state, gates, at, incubation):
         after = Stage.HOLDING if incubation == Incubation.none and state.ramp_target[at] == 1 else Stage.BLENDING
         return after if fine else None
     if stage == Stage.BLENDING:
-        full = state.ramp_done[at] >= state.ramp_total[at] and state.ramp_target[at] == 1
+        full = state.ramp_done[at] >= state.ramp_total[at] and state.ramp_target[at] == 1 == state.alpha[at]
         return Stage.HOLDING if full and age >= gates.min_blending else None
     if stage == Stage.HOLDING and state.measured[at]:
         worth = state.contribution[at] - gates.contribution_z * state.contribution_error[at]
@@ -238,7 +238,8 @@ def assert_ticked(before, after, config, gates):
             assert now in [stage for stage in Stage if stage.name.lower() in config.auto_advance] or (
                 (was, now) == (Stage.TRAINING, Stage.HOLDING) and "blending" in config.auto_advance
             )
-            ripe = replace(before, ramp_done=before.ramp_done + before.within(Stage.BLENDING))
+            done = before.ramp_done + before.within(Stage.BLENDING)
+            ripe = replace(before, ramp_done=done, alpha=np.where(done >= before.ramp_total, before.ramp_target, before.alpha))
             assert now == passes(ripe, gates, at, config.incubation)
 
 
@@ -274,7 +275,7 @@ def test_legality_matches_a_scalar_implementation(config, gates, heads, seed):
     state.stage = rng.integers(len(Stage), size=(200, 3))
     state.stage_age, state.seed_age = rng.integers(0, 5, (200, 3)), rng.integers(0, 5, (200, 3))
     state.ramp_total, state.ramp_done = rng.integers(0, 4, (200, 3)), rng.integers(0, 4, (200, 3))
-    state.ramp_target = rng.choice(np.float32([0.5, 1.0]), (200, 3))
+    state.ramp_target, state.alpha = rng.choice(np.float32([0.5, 1.0]), (2, 200, 3))
     state.measured, state.dying = rng.random((200, 3)) < 0.5, rng.random((200, 3)) < 0.2
     state.accuracy_start = rng.uniform(20, 90, (200, 3)).astype(np.float32)
     chosen = np.array([True, False, True])
