@@ -38,6 +38,12 @@ def decimals(*values: float) -> int:
     return 0 if largest >= 1000 else 2 if largest >= 0.1 or largest == 0 else 4
 
 
+def alike(*values: float) -> list[str]:
+    """Return a mean and its interval as text, all with the same decimals; large ones in three digits, with a letter."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=1.0)
+    return [si(value) for value in values] if largest >= 1e4 else [f"{value:.{decimals(*values)}f}" for value in values]
+
+
 def percent(share: float) -> str:
     """Return a share such as "38 %", or "0.17 %" if it is small."""
     return f"{100 * share:.2g} %" if 0 < share < 0.01 else f"{100 * share:.0f} %"

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -59,9 +59,25 @@ def verdict(rows: Rows, score: str = "accuracy", headline: str = "accuracy") -> 
     return in_terms_of(score, f"{name} {', and '.join(claims)}{f'; no other clear difference{amounts}' if amounts else ''}")
 
 
-def best_baseline(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None:
-    """Return the best controller of an evaluation, except policies, searches, replay and the oracle: its name, the policy's
-    return minus its own, with an interval that allows for the choice, and how many hosts it grew; None if there is none."""
+class BestBaseline(NamedTuple):
+    """The best controller of an evaluation, except policies, searches, replay and the oracle."""
+
+    name: str
+    difference: Interval
+    """The policy's return minus its own, with an interval that allows for the choice of the best."""
+    hosts: int
+    """Number of hosts that both grew."""
+    among: int
+    """Number of controllers from which it was chosen."""
+
+    @property
+    def caution(self) -> str:
+        """What sets its interval apart from that of a single comparison; empty if nothing does."""
+        return f"the interval allows for its choice from {self.among} baselines" if self.among > 1 else ""
+
+
+def best_baseline(report: Mapping[str, Any]) -> BestBaseline | None:
+    """Return the best baseline of an evaluation; None if there is none."""
     hosts: Mapping[str, Any] = report.get("hosts", {})
     out = {*POLICIES, REPLAY, ORACLE}
     others = {name: one["return"] for name, one in hosts.items() if name not in out and not name.startswith(PREFIX)}
@@ -69,16 +85,17 @@ def best_baseline(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None
     if own is None or not others:
         return None
     best = max(others, key=lambda name: float(np.mean(others[name])))
-    return best, mean_interval(np.array(own) - np.array(others[best]), choices=len(others)), len(own)
+    difference = mean_interval(np.array(own) - np.array(others[best]), choices=len(others))
+    return BestBaseline(best, difference, len(own), len(others))
 
 
 def baseline_sentence(report: Mapping[str, Any]) -> str:
     """Return the sentence that compares the policy of an evaluation with its best baseline; empty if that is never growing."""
     found = best_baseline(report)
-    if found is None or found[0] == "wait":
+    if found is None or found.name == "wait":
         return ""
-    name, difference, hosts = found
-    return f"its best baseline is {name.partition(' (')[0]}: {_paired(difference, hosts)}"
+    said = f"its best baseline is {found.name.partition(' (')[0]}: {_paired(found.difference, found.hosts)}"
+    return f"{said}; {found.caution}" if found.caution else said
 
 
 def oracle_sentence(report: Mapping[str, Any]) -> str:

@@ -187,7 +187,9 @@ class Comparison:
         lines = [f"warning: {control.difference.first} and {AA_CONTROL}: {warning}" for warning in _cautions(control)]
         mean = control.difference.mean
         if mean.mean == control.difference.spread == 0:
-            return [f"A/A control: it repeats {control.difference.first} exactly, so it shows nothing about null effects", *lines]
+            outcome = self.config.outcome.replace("_", " ")
+            same = f"its {outcome} equals that of {control.difference.first} in every block"
+            return [f"A/A control: {same}, so it shows nothing about null effects", *lines]
         if not math.isfinite(mean.high - mean.low):
             return lines
         interval = f"{mean.mean:.3g} ({mean.low:.3g} to {mean.high:.3g})"

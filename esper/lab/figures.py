@@ -122,7 +122,9 @@ def learning_curves(axes: Axes, runs: Sequence[Run], colours: Colours, *, floor:
     """
     for (arm, colour), style in zip(colours.items(), cycle(("-", "--", "-.", ":")), strict=False):  # equal curves stay visible
         found = [
-            {record["update"]: record[CURVE] for record in records_of(run) if CURVE in record} for run in runs if run.arm == arm
+            {record["update"]: value for record in records_of(run) if np.isfinite(value := record.get(CURVE, np.nan))}
+            for run in runs
+            if run.arm == arm
         ]
         updates = sorted(set[float]().union(*found).intersection(*found))
         if not updates:

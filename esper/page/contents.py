@@ -10,7 +10,8 @@ from esper.cli.help import as_typed
 from esper.cli.overrides import config_of
 from esper.config import Config, ConfigError
 from esper.evaluation.held_out import ORACLE
-from esper.evaluation.presentation import best_baseline, oracle_sentence
+from esper.evaluation.presentation import BestBaseline, best_baseline, oracle_sentence
+from esper.files import FileError
 from esper.page import best, costs, findings, lead
 from esper.page.curves import HEALTH, SHOWN, Chart, curves, reward_tags, taught
 from esper.page.evaluations import Evaluated, controllers, evaluations, head, largest, richest
@@ -18,7 +19,6 @@ from esper.page.lead import Grown
 from esper.page.packing import packed, selection
 from esper.page.seeds import seed_rows
 from esper.page.status import Status, status_of
-from esper.stats.intervals import Interval
 from esper.telemetry.jsonl import read_records, records_of
 from esper.telemetry.traces import NEVER, Table, read_trace, steps_of, traced_evaluation, traced_updates
 from esper.text import counted
@@ -123,8 +123,9 @@ def gather(folder: Path, hosts: int | None = None) -> Contents:
     history = [one | {"command": _repeatable(one["command"])} for one in read(folder / FILE)]
     status = status_of(folder, config, state["update"], history)
     _mark_killed(history if status.state == "killed" else history[:-1])  # a later command resumed what a kill ended
-    evaluated, shown = richest(found := evaluations(folder)), _grown(tables.get)
-    worth, after = _most_hosts(shown, update, largest(found))
+    found = evaluations(folder)
+    evaluated, shown = richest(found, state["update"]), _grown(tables.get)
+    worth, after = _most_hosts(shown, update, largest(found, state["update"]))
     baseline, traces = _baseline(evaluated, after), _traces(folder, tables, update)
     part = config.host.part.partition(" ")[0]
     return Contents(
@@ -223,20 +224,22 @@ def _most_hosts(shown: Grown | None, update: int, evaluated: Evaluated | None) -
     return shown, update
 
 
-def _baseline(evaluated: Evaluated | None, update: int) -> tuple[str, Interval, int] | None:
-    """Return the best baseline of an evaluation of the policy after this update, see `best_baseline`; None if that is
-    never growing, with which the page compares anyway."""
+def _baseline(evaluated: Evaluated | None, update: int) -> BestBaseline | None:
+    """Return the best baseline of an evaluation of the policy after this update; None if that is never growing, with which the
+    page compares anyway."""
     found = best_baseline(evaluated.report) if evaluated and evaluated.update == update else None
-    return found if found and found[0] != NEVER else None
+    return found if found and found.name != NEVER else None
 
 
 def _comparison(evaluated: Evaluated | None, score: str) -> ControllerTable | None:
     if evaluated is None:
         return None
+    columns, rows = head(evaluated.report, score), controllers(evaluated.report)
+    filled = [any(row[place] for row in rows) for place in range(len(columns))]  # a sandbox has no accuracy
     return ControllerTable(
         title=str(evaluated.report.get("title", "")).replace("\n", ", "),
-        head=head(evaluated.report, score),
-        rows=controllers(evaluated.report),
+        head=[name for name, shown in zip(columns, filled, strict=True) if shown],
+        rows=[[cell for cell, shown in zip(row, filled, strict=True) if shown] for row in rows],
         file=evaluated.file,
         figure=evaluated.figure,
     )
@@ -263,7 +266,8 @@ def _metrics(folder: Path) -> list[dict[str, float]]:
     if not (folder / "metrics.jsonl").exists():
         return []
     records = read_records(folder / "metrics.jsonl")
-    times = {record["update"]: record for record in read_records(folder / "times.jsonl")} if records else {}
+    timed = folder / "times.jsonl"
+    times = {record["update"]: record for record in read_records(timed)} if records and timed.exists() else {}
     return [times.get(record["update"], {}) | record for record in records]
 
 
@@ -274,15 +278,13 @@ def _subtitle(config: Config, status: Status) -> str:
     return f"{status.updates} of {hosts}, {reward}seed {config.seed}{state}"
 
 
-def _cards(
-    grown: Grown, baseline: tuple[str, Interval, int] | None, score: str, host: Mapping[str, float]
-) -> list[findings.Card]:
+def _cards(grown: Grown, baseline: BestBaseline | None, score: str, host: Mapping[str, float]) -> list[findings.Card]:
     cards = findings.cards(grown.policy, grown.never, score=score, host=host, greedy=grown.greedy)
     if baseline:
-        name, difference, hosts = baseline
-        where = "" if hosts == grown.hosts else f", on {counted(hosts, 'host')}"
-        label = f"points of return beyond the best baseline, {name}{where}"
-        cards.insert(2, findings.Card(value=difference.signed, label=label))
+        where = "" if baseline.hosts == grown.hosts else f", on {counted(baseline.hosts, 'host')}"
+        best_of = f"the best of {baseline.among} baselines" if baseline.among > 1 else "the baseline"
+        label = f"points of return beyond {best_of}, {baseline.name}{where}"
+        cards.insert(2, findings.Card(value=baseline.difference.signed, label=label))
     return cards
 
 
@@ -326,7 +328,10 @@ def _anomalies(folder: Path) -> list[str]:
     if not path.exists():
         return []
     found = [record for _, record in records_of(path) if record.get("event") == "anomaly"]
-    return [f"update {one['update']}: {one['kind'].replace('_', ' ')}: {one['meaning']}; {one['remedy']}" for one in found]
+    try:
+        return [f"update {one['update']}: {one['kind'].replace('_', ' ')}: {one['meaning']}; {one['remedy']}" for one in found]
+    except (KeyError, AttributeError) as error:
+        raise FileError(f"{path} is damaged: move it away; the page then lacks anomalies") from error
 
 
 def _changed(config: Config) -> list[tuple[str, str, str]]:

@@ -32,7 +32,9 @@ def costs_of(folder: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
         raise FileError(f"{path} is damaged: move it away; the page then lacks FLOPs and prices") from error
-    if not isinstance(found, dict):
+    costs: Any = found
+    whole = isinstance(found, dict) and all(isinstance(costs.get(part), dict) for part in ("host", "seeds", "gates"))
+    if found != {} and not (whole and {"params", "flops"} <= costs["host"].keys()):
         raise FileError(f"{path} is damaged: move it away; the page then lacks FLOPs and prices")
     return cast(dict[str, Any], found)
 

@@ -4,8 +4,8 @@ import inspect
 import json
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from esper.evaluation.held_out import ORACLE
 from esper.evaluation.outcomes import ONLINE
 from esper.evaluation.per_host import PREFIX
 from esper.evaluation.presentation import OUTCOME_NAMES
+from esper.notices import UserNotice
 from esper.stats.intervals import mean_interval
 from esper.telemetry.tags import in_terms_of
 from esper.telemetry.traces import Table
+from esper.text import counted
 
 _NAME = re.compile(r"evaluation_(\d{6,})_.*")
 COLUMNS = {
@@ -39,6 +41,11 @@ MEANINGS = {
     "hosts, so it can be beaten",
 }
 """Controllers whose classes do not say what they are on this page."""
+CHOSEN = {
+    "best schedule": "the same seed in every host, planted in the first epoch, and chosen on other hosts: {}",
+    "best static net": "the same seed in every host, active from initialisation, and chosen on other hosts: {}",
+}
+"""Controllers that a search of `esper.evaluate` chose."""
 HEAD = (
     "controller",
     "return\n[points]",
@@ -81,34 +88,53 @@ class Evaluated:
 
 def evaluations(folder: Path) -> list[Evaluated]:
     """Return the evaluations in the folder of a run, ordered by the update of their policy, then by the time of
-    writing. Transfers to other tasks do not count."""
+    writing. Transfers to other tasks do not count; a damaged file is left out with a warning."""
     found: list[tuple[int, float, Evaluated]] = []
     for path in folder.glob("evaluation_*.json"):
-        with suppress(OSError, ValueError):
-            report = json.loads(path.read_text(encoding="utf-8"))
-            if (match := _NAME.fullmatch(path.stem)) and report.get("hosts") and not report.get("transfer"):
-                figure = path.with_suffix(".svg")
-                one = Evaluated(
-                    update=int(match[1]), report=report, file=path.name, figure=figure.name if figure.exists() else ""
-                )
-                found.append((one.update, path.stat().st_mtime, one))
+        report = _read(path)
+        if report is not None and (match := _NAME.fullmatch(path.stem)) and not report.get("transfer"):
+            figure = path.with_suffix(".svg")
+            one = Evaluated(update=int(match[1]), report=report, file=path.name, figure=figure.name if figure.exists() else "")
+            found.append((one.update, path.stat().st_mtime, one))
     return [one for *_, one in sorted(found, key=lambda one: (*one[:2], one[2].file))]
 
 
-def richest(found: Sequence[Evaluated]) -> Evaluated | None:
-    """Return the evaluation of the newest policy with the most controllers, the last one if tied; None if there is none."""
-    return max(_newest(found), key=lambda one: len(one.report["hosts"]), default=None)
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return an evaluation, whose controllers have results of the same hosts; None, with a warning, for a damaged file."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        counts = {len(values) for one in report["hosts"].values() for values in (one["return"], *one.values())}
+        whole = len(counts) == 1 and counts != {0}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        report, whole = None, False
+    if not whole:
+        warnings.warn(f"{path} is damaged and left out: remove it, and evaluate again", UserNotice, stacklevel=4)
+    return report if whole else None
 
 
-def largest(found: Sequence[Evaluated]) -> Evaluated | None:
-    """Return the evaluation of the newest policy on the most hosts, the last one if tied; None if there is none."""
-    return max(_newest(found), key=lambda one: one.hosts, default=None)
+def richest(found: Sequence[Evaluated], done: int) -> Evaluated | None:
+    """Return the evaluation of the newest policy with the most controllers, the last one if tied; None if there is none.
+
+    Args:
+        done: update of the newest checkpoint; evaluations of later policies are left over from one that was lost.
+    """
+    return max(_newest(found, done), key=lambda one: len(one.report["hosts"]), default=None)
 
 
-def _newest(found: Sequence[Evaluated]) -> list[Evaluated]:
+def largest(found: Sequence[Evaluated], done: int) -> Evaluated | None:
+    """Return the evaluation of the newest policy on the most hosts, the last one if tied; None if there is none.
+
+    Args:
+        done: see `richest`.
+    """
+    return max(_newest(found, done), key=lambda one: one.hosts, default=None)
+
+
+def _newest(found: Sequence[Evaluated], done: int) -> list[Evaluated]:
     """Return the evaluations of the newest policy, the last first, as `max` returns the first of equal ones; only those that grew
     hosts with the policy and with none, if there are any."""
-    own = [one for one in reversed(found) if one.update == found[-1].update]
+    newest = max((one.update for one in found if one.update <= done), default=None)
+    own = [one for one in reversed(found) if one.update == newest]
     return [one for one in own if {"policy", "wait"} <= one.report["hosts"].keys()] or own
 
 
@@ -151,10 +177,14 @@ def meaning(name: str, search_by: str = "return") -> str:
         return MEANINGS[name]
     if name.startswith(PREFIX):
         count = name.rpartition("_")[2]
-        spent = f"the work of {count} full trainings per host" if count.isdecimal() else "all of its candidates for each host"
+        all_of_them = "all of its candidates for each host"
+        spent = f"the work of {counted(int(count), 'full training')} per host" if count.isdecimal() else all_of_them
+        kept = ", of which the best is kept" if count != "1" else ""
         by = "validation accuracy, so compare test accuracies" if search_by == "validation" else "return, so compare accuracies"
-        return f"a search, not a controller: {spent}, of which the best is kept. It chooses by the {by}"
+        return f"a search, not a controller: {spent}{kept}. It chooses by the {by}"
     short, _, chosen = name.partition(" (")
+    if short in CHOSEN:
+        return CHOSEN[short].format(chosen.removesuffix(")"))
     found = GROUPS["agent"].get(short)
     text = inspect.getdoc(found) or "" if found else ""
     first = " ".join(text.split("\n\n")[0].split()).removesuffix(".")

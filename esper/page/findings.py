@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from esper.stats.intervals import Interval, mean_interval, with_sign
 from esper.task.kinds import PASSES, STAYS, condensed
-from esper.telemetry.traces import Table, carried_out, steps_of
+from esper.telemetry.traces import Table, carried_out, slots_of, steps_of
 from esper.text import counted, percent
 
 MOST_KINDS = 8
@@ -123,7 +123,7 @@ def habits(table: Table, part: str = "part") -> list[str]:
     by_then = sum(one["epoch"] <= half for one in planted)
     sentences = [
         f"It plants in {len(per_host)} of {hosts} hosts, {len(planted) / hosts:.1f} seeds per host, most often {choices}.",
-        *slot_words(most[0][0][1], part),
+        *(slot_words(most[0][0][1], part) if slots_of(table) else []),
         f"{by_then} of {counted(len(planted), 'seed')} {'is' if by_then == 1 else 'are'} planted "
         f"{'in the first' if half == 1 else f'by epoch {half}'} of {counted(round(max(table['epoch'])), 'epoch')}.",
     ]
@@ -141,6 +141,13 @@ def _has_favourite(counts: Counter[str]) -> bool:
     """Return whether these seeds are enough to name a most frequent choice, and one choice is."""
     first, second = (*(count for _, count in counts.most_common(2)), 0)[:2]
     return counts.total() >= FEW and first > second
+
+
+def _most_often(counts: Counter[str]) -> str:
+    """Return the most frequent choice of some seeds, for a table."""
+    (first, count), (_, second) = (*counts.most_common(2), ("nothing", 0), ("", 0))[:2]
+    seeds = counted(counts.total(), "seed")
+    return "nothing" if not count else f"{first} ({count} of {seeds})" if count > second else f"no favourite ({seeds})"
 
 
 def slot_words(slot: str, part: str) -> list[str]:
@@ -191,8 +198,7 @@ def kinds(table: Table, never: Table) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name in names:
         means = [_mean(gain_N[kind_N == name]) for gain_N in gains.values()]
-        most = [f"{choice} ({count} of {counted(chosen[name].total(), 'seed')})" for choice, count in chosen[name].most_common(1)]
-        rows.append((name, str(int((kind_N == name).sum())), *means, *(most or ["nothing"])))
+        rows.append((name, str(int((kind_N == name).sum())), *means, _most_often(chosen[name])))
     return rows
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from esper.evaluation.presentation import BestBaseline
 from esper.page.findings import claim, gain, habits, headline, results, verdict
-from esper.stats.intervals import Interval
 from esper.telemetry.traces import Table, carried_out
 from esper.text import counted, percent
 
@@ -52,7 +52,7 @@ def sentences(
     score: str,
     part: str,
     host: Mapping[str, float],
-    baseline: tuple[str, Interval, int] | None,
+    baseline: BestBaseline | None,
     oracle: str,
 ) -> list[str]:
     """Return the lines at the top of a page, the most important first.
@@ -64,7 +64,7 @@ def sentences(
         score: name of the hosts' score.
         part: name of a part of the host, such as "block".
         host: parameters and FLOPs of the host, empty if unknown.
-        baseline: best baseline of the newest evaluation, the policy's return minus its own, and hosts.
+        baseline: best baseline of the newest evaluation; None without one.
         oracle: comparison with an oracle in words, see `esper.evaluation.presentation.oracle_sentence`; empty without one.
     """
     if worth is None:
@@ -72,10 +72,10 @@ def sentences(
     lines = [verdict(worth.policy, worth.never, name=name, score=score)]
     lines += _most_probable(worth, score) + _price(worth, host)
     if baseline:
-        other, difference, hosts = baseline
         lines.append(
-            f"Its best baseline in esper.evaluate is {other}: the policy shows {claim(difference, 'return', 'points')} "
-            f"on the same {counted(hosts, 'host')}."
+            f"Its best baseline in esper.evaluate is {baseline.name}: the policy shows "
+            f"{claim(baseline.difference, 'return', 'points')} on the same {counted(baseline.hosts, 'host')}"
+            f"{'; ' * bool(baseline.caution)}{baseline.caution}."
         )
     lines += [f"{oracle[0].upper()}{oracle[1:]}."] if oracle else []
     if shown:

@@ -330,7 +330,7 @@ function relation(dots) {  // over seeds that were planted in the same epoch, si
 function drawCounterfactuals() {
   byId("which").textContent = `host ${chosen}`;
   const end = last(chosen), full = at("accuracy", end), bars = [];
-  if (full === null) { byId("counterfactuals").replaceChildren(make("p", { class: "quiet" }, `This environment measures no ${SCORE}.`)); return; }
+  if (full === null) { byId("counterfactuals").replaceChildren(make("p", { class: "quiet" }, `The validation ${SCORE} of this host is unknown.`)); return; }
   if (trace.never) bars.push(["the same host, never growing", trace.never.accuracy[end], null, true]);
   for (const slot of trace.slots) {
     const contribution = at(`${slot}.contribution`, end);
@@ -338,13 +338,14 @@ function drawCounterfactuals() {
   }
   bars.push(["as it is, with all seeds", full, null, false]);
   if (at("committed_accuracy", end) !== null) bars.push(["with what was kept only", at("committed_accuracy", end), null, false]);
-  const low = Math.min(0, ...bars.map((bar) => bar[1])), high = Math.max(100, ...bars.map((bar) => bar[1])), X = (value) => 190 + 150 * (value - low) / (high - low);
-  const svg = make("svg", { viewBox: `0 0 440 ${22 * bars.length + 6}`, width: "100%", role: "img", "aria-label": bars.map(([name, value]) => `${name} ${format(value)}`).join("; ") });
+  const low = Math.min(0, ...bars.map((bar) => bar[1])), high = Math.max(100, ...bars.map((bar) => bar[1]));
+  const left = Math.max(190, 6.4 * Math.max(...bars.map(([name]) => name.length)) + 8), X = (value) => left + 150 * (value - low) / (high - low);
+  const svg = make("svg", { viewBox: `0 0 ${left + 250} ${22 * bars.length + 6}`, width: "100%", role: "img", "aria-label": bars.map(([name, value]) => `${name} ${format(value)}`).join("; ") });
   bars.forEach(([name, value, error, grey], i) => {
     const y = 4 + 22 * i;
     svg.append(make("text", { x: 0, y: y + 12 }, name), make("rect", { x: X(Math.min(0, value)), y, width: Math.abs(X(value) - X(0)), height: 15, class: grey ? "bar grey" : "bar" }));
     if (error) svg.append(make("line", { x1: X(value - 1.96 * error), x2: X(value + 1.96 * error), y1: y + 7.5, y2: y + 7.5, class: "whisker" }));
-    svg.append(make("text", { x: 350, y: y + 12 }, format(value) + (grey ? ` (${value - full > 0 ? "+" : ""}${format(value - full, 2)})` : "")));
+    svg.append(make("text", { x: left + 160, y: y + 12 }, format(value) + (grey ? ` (${value - full > 0 ? "+" : ""}${format(value - full, 2)})` : "")));
   });
   byId("counterfactuals").replaceChildren(svg);
 }
@@ -354,7 +355,7 @@ function mark() {
   for (const tr of byId("hosts").tBodies[0].rows) tr.classList.toggle("chosen", Number(tr.dataset.host) === chosen && tr.dataset.host !== undefined);
 }
 function ticks() { return [...document.querySelectorAll(".ticks button")]; }
-function choose(host) { chosen = host; mark(); drawCounterfactuals(); }
+function choose(host) { chosen = host; mark(); if (trace.slots.length) drawCounterfactuals(); }
 function draw() {
   trace = traces[Number(byId("trace").value)];
   byId("label").textContent = trace.label;
@@ -363,7 +364,8 @@ function draw() {
   const names = [...new Set(hostNumbers().flatMap(plantings).map((one) => one.blueprint))].sort();
   byId("short").textContent = names.length && trace.slots.length ? "Letters: " + names.map((name) => `${letters(name)} ${name}`).join(", ") + "." : "";
   if (chosen >= trace.kinds.length) chosen = 0;
-  drawHosts(); drawHeat(); drawScatter(); drawCounterfactuals();
+  drawHosts(); drawHeat();
+  if (trace.slots.length) { drawScatter(); drawCounterfactuals(); }  // a sandbox has none
 }
 async function start() {
   if (!byId("trace")) return;

@@ -69,8 +69,13 @@ def p_value(differences: npt.ArrayLike) -> float:
     So p counts subsets of the absolute differences by their sum: by enumeration if there are few, else by dynamic programming
     over `CELLS` sums (Pagano, Tritchler 1983). Rounding down makes p too large by about 1 %, never too small. Sums are shares
     of the reached one, since in shares of all, one large difference would round the small ones to 0.
+
+    Raises:
+        ValueError: a difference is not finite.
     """
     values = np.asarray(differences, dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("a test of differences needs finite ones")
     size = np.abs(values)
     whole = float(size.sum())
     against = (whole - abs(float(values.sum()))) / 2

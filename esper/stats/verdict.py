@@ -12,6 +12,7 @@ import pandas as pd
 from esper.stats.collapse import CollapseRate, collapsed_pair, irregular
 from esper.stats.looks import levels, repeated_p
 from esper.stats.paired import MIN_BLOCKS, Difference, blocks_needed, paired_difference
+from esper.text import alike, si
 
 NOT_NORMAL = "the differences are not normal"
 """Warning on a pair whose differences `irregular` finds."""
@@ -84,19 +85,23 @@ class PairResult:
     def _amount(self) -> str:
         """The size of the difference with its interval, both without sign."""
         mean = self.difference.mean
-        low, high = (mean.low, mean.high) if mean.mean > 0 else (-mean.high, -mean.low)
-        return f"{abs(mean.mean):.2f}{self._unit} ({low:.2f} to {high:.2f})"
+        size, low, high = alike(abs(mean.mean), *((mean.low, mean.high) if mean.mean > 0 else (-mean.high, -mean.low)))
+        return f"{size}{self._unit} ({low} to {high})"
 
     @property
     def _unit(self) -> str:
         return f" {self.unit}" if self.unit else ""
 
     @property
+    def _margin(self) -> str:
+        return f"{si(self.margin) if self.margin >= 1e4 else f'{self.margin:g}'}{self._unit}"
+
+    @property
     def needs(self) -> str:
         """How many blocks a new experiment takes to detect a difference of the margin; empty if nothing is known."""
         if self.needed is None:
             return ""
-        difference = f"a difference of {self.margin:g}{self._unit}"
+        difference = f"a difference of {self._margin}"
         return f"a new experiment takes {self.needed} blocks to detect {difference} with a power of 80 %"
 
     def __str__(self) -> str:
@@ -106,7 +111,7 @@ class PairResult:
             case Conclusion.better:
                 return f"{self.winner} is better than {self._loser} by {self._amount}{collapses}"
             case Conclusion.equivalent:
-                return f"{names} differ by less than {self.margin:g}{self._unit}{collapses}"
+                return f"{names} differ by less than {self._margin}{collapses}"
             case Conclusion.undecided:
                 later = [look for look in self.looks if self.look is not None and look > self.look]
                 return f"undecided between {names}: {f'the next look is at {later[0]} blocks' if later else self.needs}"

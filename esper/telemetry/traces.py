@@ -76,17 +76,19 @@ def read_trace(path: Path) -> Table:
     """Return a trace: numbers as floats, names as strings, and None where there is no value.
 
     Raises:
-        FileError: the file is not a trace of this version.
+        FileError: the file is not a trace of this version, or incomplete.
     """
     try:
         with gzip.open(path, "rt", newline="") as file:
             head, *rows = csv.reader(file)
         table = {name: [_value(cell) for cell in column] for name, column in zip(head, zip(*rows, strict=True), strict=True)}
-        versions = set(table["version"])
+        versions, epochs = set(table["version"]), table["epoch"]
     except (OSError, EOFError, ValueError, KeyError, csv.Error) as error:
         raise FileError(f"{path} is damaged: remove it") from error
     if versions != {VERSION}:
         raise FileError(f"{path} is a trace of another version of Esper: remove it, or read it with pandas")
+    if epochs != [1 + row % steps_of(table) for row in range(len(epochs))] or epochs[-1] != steps_of(table):
+        raise FileError(f"{path} is damaged, since a host lacks epochs: remove it")
     return table
 
 

@@ -79,7 +79,7 @@ def test_a_control_that_repeats_its_arm_shows_nothing(blocks: int, monkeypatch: 
     noise = np.random.default_rng(0).standard_normal((2, blocks))
     lines = compared(monkeypatch, {"a": noise[0], "b": noise[1], AA_CONTROL: noise[0]}).sentences()
     assert [line for line in lines if line.startswith("A/A")] == [
-        "A/A control: it repeats a exactly, so it shows nothing about null effects"
+        "A/A control: its accuracy equals that of a in every block, so it shows nothing about null effects"
     ]
 
 

@@ -173,7 +173,9 @@ def test_a_run_without_traces_or_hosts_has_a_page(tmp_path: Path) -> None:
     assert "on 4 held-out hosts" in page
     assert "<title>ppo on sandbox</title>" in page
     assert "x 8 epochs, seed 0" in page, "a reward is not used"
-    assert "Colour is the stage" not in page
+    assert not {
+        text for text in ("Colour is the stage", "Terms in this", "Counterfactuals of", "growth potential and") if text in page
+    }
     shutil.rmtree(tmp_path / "trace")
     (record,) = json.loads((tmp_path / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps([record | {"mistakes": ["two images are equal"]}]))
@@ -356,7 +358,7 @@ def test_the_newest_evaluation_leads_if_it_has_more_hosts(folder: Path, tmp_path
     page("evaluation_000003_5_hosts_other", report(5, policy=50, wait=30) | {"transfer": {"slug": "other"}})
     found = evaluations(copy)
     assert {one.file for one in found[-2:]} == {f"evaluation_000002_{hosts}_hosts_episode0.json" for hosts in (3, 9)}
-    assert richest(found) == largest(found), "transfers are another question"
+    assert richest(found, 3) == largest(found, 3), "transfers are another question"
     lone = page("evaluation_000002_99_hosts_episode0", report(99, heuristic=40, random=35))
     assert "on 9 held-out hosts (mean" in lone, "one without the policy leads nowhere"
 

@@ -154,6 +154,9 @@ def test_kinds_are_compared_with_never_growing() -> None:
         ("b", "2", "+0.5 ± 6.4", "+0.5 ± 6.4", "conv in s0 (2 of 2 seeds)"),
     ]
     assert [row[-1] for row in kinds(table([12, 20, 31]) | kind, never)] == ["nothing", "nothing"]
+    mixed = table([12, 20, 31], "germinate") | kind
+    mixed["slot"] = ["s0", "s0", "s0", "s0", "s1", "s1"]
+    assert [row[-1] for row in kinds(mixed, never)] == ["conv in s0 (1 of 1 seed)", "no favourite (2 seeds)"]
     assert kinds(table([12, 20, 31]), never) == []
 
 
@@ -225,7 +228,7 @@ def test_flops_count_fossils_and_their_gates(tmp_path: Path) -> None:
         {"update": 1.0, "host/training_flops": 5.0, "host/measuring_flops": 1.0},
         {"update": 2.0, "host/training_flops": 7.0},
     ]
-    (tmp_path / "costs.json").write_text(json.dumps({"host": {"params": 4, "flops": 100}}))
+    (tmp_path / "costs.json").write_text(json.dumps({"host": {"params": 4, "flops": 100}, "seeds": {}, "gates": {}}))
     found = dict(rows(tmp_path, records, [], hosts=10, steps=20, grown_N=np.array([150.0, 250.0])))
     assert found["training FLOPs"].startswith("130 for 20 hosts in 2 updates")
     assert found["grown network"] == "200 FLOPs per sample, 2 times as many; mean over 2 held-out hosts"
@@ -257,6 +260,10 @@ def test_the_table_of_controllers_compares_with_the_policy() -> None:
     assert meaning("heuristic") == "takes the first action that applies: prune, fossilize, advance, germinate, wait"
     assert meaning("search_random_4", "validation").endswith("It chooses by the validation accuracy, so compare test accuracies")
     assert meaning("one_seed (conv in r0c0)") == "conv in r0c0"
+    assert meaning("best schedule (conv in r0c0)").endswith("planted in the first epoch, and chosen on other hosts: conv in r0c0")
+    assert meaning("best static net (conv in r0c0)").endswith("from initialisation, and chosen on other hosts: conv in r0c0")
+    assert "the work of 1 full training per host. It chooses by the return" in meaning("search_random_1")
+    assert "the work of 2 full trainings per host, of which the best is kept" in meaning("search_tpe_2")
     searched = controllers(report(4, policy=50, search_random_8=90, wait=40))
     assert [row[0] for row in searched] == ["policy", "wait", "search_random_8"], "it trains a host eight times"
     assert searched[2][-1].startswith("a search, not a controller: the work of 8 full trainings per host")

@@ -69,6 +69,13 @@ def test_differences_without_variance() -> None:
     assert differences.mean.low == differences.mean.high == 2
 
 
+@pytest.mark.filterwarnings("error")
+def test_equal_differences_but_for_rounding_are_equal() -> None:
+    differences = np.full(11, -66.407) + 1e-15 * np.arange(11)
+    assert differences.std() > 0
+    assert [equivalence(differences, margin) for margin in (66, 67)] == [1.0, 0.0]
+
+
 def test_equivalence_matches_two_one_sided_t_tests() -> None:
     differences = generator(2).standard_normal(15) * 0.3
     assert equivalence(differences, 0.4) == pytest.approx(DescrStatsW(differences).ttost_mean(-0.4, 0.4)[0], rel=1e-9)

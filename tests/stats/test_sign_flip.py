@@ -1,5 +1,7 @@
 """The sign-flip test against scipy, the t test and its own definition."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -86,6 +88,12 @@ def test_a_large_difference_has_the_smallest_possible_p(count: int) -> None:
     test = sign_flip(20 + generator().standard_normal(count), confidence=1 - 1e-6)
     assert test.p == pytest.approx(2.0 ** (1 - count))
     assert (test.interval.low > 0) == (count > 20)
+
+
+def test_differences_that_are_not_finite_are_refused() -> None:
+    for count in (5, 20):
+        with pytest.raises(ValueError, match="a test of differences needs finite ones"):
+            sign_flip([math.nan] + [1.0] * count)
 
 
 def test_an_interval_of_few_blocks_has_no_ends() -> None:

@@ -1,5 +1,7 @@
 """Verdicts on all pairs of arms."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -156,6 +158,21 @@ def test_sentences_name_the_unit() -> None:
     assert " pp (" in str(better)
     assert str(same).startswith("plain and same differ by less than 0.5 pp")
     assert "a difference of 0.5 pp with" in str(noisy)
+
+
+@pytest.mark.parametrize(
+    ("scale", "margin", "sentences"),
+    [
+        (1e-3, 5e-4, (r"better than plain by 0\.0030 \(0\.00\d\d to 0\.00\d\d\)", r"differ by less than 0\.0005$")),
+        (1e9, 5e8, (r"better than plain by 3(\.\d+)?G \(\d(\.\d+)?G to \d(\.\d+)?G\)", r"differ by less than 500M$")),
+    ],
+)
+def test_sentences_have_digits_for_small_and_large_outcomes(scale: float, margin: float, sentences: tuple[str, str]) -> None:
+    cells = table("plain", "good", "same")
+    cells["value"] *= scale
+    found = {(one.difference.first, one.difference.second): one for one in compare_arms(cells, margin=margin)}
+    for pair, sentence in zip((("plain", "good"), ("plain", "same")), sentences, strict=True):
+        assert re.search(sentence, str(found[pair]).partition("; collapsed")[0])
 
 
 def test_the_first_look_that_decides_stands() -> None:
