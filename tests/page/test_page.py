@@ -173,9 +173,7 @@ def test_a_run_without_traces_or_hosts_has_a_page(tmp_path: Path) -> None:
     assert "on 4 held-out hosts" in page
     assert "<title>ppo on sandbox</title>" in page
     assert "x 8 epochs, seed 0" in page, "a reward is not used"
-    assert not {
-        text for text in ("Colour is the stage", "Terms in this", "Counterfactuals of", "growth potential and") if text in page
-    }
+    assert not re.findall("Colour is the stage|Terms in this|Counterfactuals of|growth potential and", page)
     shutil.rmtree(tmp_path / "trace")
     (record,) = json.loads((tmp_path / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps([record | {"mistakes": ["two images are equal"]}]))
