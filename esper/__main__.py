@@ -28,7 +28,7 @@ commands:
 
 for example:
   esper train                                   one run with the defaults, 2.5 to 4 minutes on a free core
-  esper train task=mnist5k reward=sparse        another task, another reward
+  esper train task=digits_drift reward=sparse   another task, another reward
   esper evaluate checkpoint=FOLDER              the folder that the run printed
   eval "$(esper completion bash)"               turn on Tab completion"""
 

@@ -84,8 +84,14 @@ def main(arguments: list[str]) -> None:
             from esper.lab.comparison import compare
             from esper.lab.report import show, write  # late, to keep --help and error messages fast
         except ImportError as error:
-            remedy = "install the extra compare, as in pip install -e '.[compare]'"
+            remedy = "install the extra compare, as in pip install -c constraints.txt -e '.[compare]'"
             raise ConfigError(f"comparisons need {error.name}, which is not installed: {remedy}") from error
+        for folder in folders:
+            if (folder / "tuning.json").exists():
+                raise ConfigError(
+                    f"{folder} holds a tuning, and its numbers are in tuning.json: compare the best values with the baseline by "
+                    "the command that the tuning printed, which runs both on new seeds"
+                )
         if folders[0].is_dir():
             check_writable(folders[0])
         said: list[str] = []

@@ -22,6 +22,7 @@ import yaml
 
 from esper.config import CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, root_key, store_option
 from esper.hosts.custom import IMPORTED
+from esper.notices import UserNotice
 from esper.telemetry.writers import WRITERS, WriterConfig
 
 ENTRY_POINTS = "esper.parts"
@@ -57,7 +58,10 @@ def register(group: str, name: str, config: Any) -> None:
         raise ConfigError(f"{name!r} cannot name an option of group {group}, whose keys have dots: use letters, digits and _ -")
     option, table = f"{group}={name}", tables[group]
     if table.get(name, config) is not config:
-        raise ConfigError(f"{option} exists already, as {_address(table[name])}: register {_address(config)} by another name")
+        raise ConfigError(
+            f"{option} exists already, as {_address(table[name])}: register {_address(config)} by another name, or leave one of "
+            "the two out, which a run may have recorded"
+        )
     if group in GROUPS and (CONF / group / f"{name}.yaml").exists():
         raise ConfigError(f"{option} exists already, as a preset in conf/: register {_address(config)} by another name")
     if not (isinstance(config, type) and is_dataclass(config) and "__dataclass_fields__" in vars(config)):
@@ -163,7 +167,7 @@ def _import(name: str) -> None:
             raise ConfigError(f"plugins=[{name}] cannot be imported: {_why(error)}") from error
         raise ConfigError(
             f"plugins=[{name}] is not found: run from its folder, put that on PYTHONPATH, or give the path of its file; "
-            "if a run recorded it and it has moved since, append plugins=[NEW PATH]"
+            f"if a run recorded it and it has moved since, append plugins=[FOLDER/{path.name}], under the same name"
         ) from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"plugins=[{name}] cannot be imported: {_why(error)}") from error
@@ -172,7 +176,9 @@ def _import(name: str) -> None:
         raise ConfigError(f"plugins=[{name}] shares its name with the module {file or module}: rename the file")
     _named[module] = str(path) if is_file else name
     if new and _options() == before:
-        warnings.warn(f"plugins=[{name}] registers no part: call esper.register(group, name, Config) in it", stacklevel=2)
+        warnings.warn(
+            f"plugins=[{name}] registers no part: call esper.register(group, name, Config) in it", UserNotice, stacklevel=2
+        )
 
 
 def _options() -> int:

@@ -55,7 +55,7 @@ def _hint_on(group: str, option: str, options: Sequence[str]) -> str:
     """Return what to do about an option that a group does not have: the extra that brings it, the closest one, or a plugin."""
     extra = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}.get(option)
     if extra and group == "hydra/launcher":
-        return f"; {option} comes with an extra: pip install -e '.[{extra}]'"
+        return f"; {option} comes with an extra: pip install -c constraints.txt -e '.[{extra}]'"
     return (
         did_you_mean(option, list(options)) or "; options of your own need plugins=[FILE], and presets of your own --config-dir"
     )

@@ -117,7 +117,7 @@ def plan_run(overrides: list[str], *, config_name: str = "config") -> tuple[list
             raise ConfigError(
                 f"resume={config.resume} names no folder: write resume=FOLDER, the folder of a run, or leave it out"
             )
-        return [config], _check_folder(cfg, "hydra.run.dir")
+        return [config], _check_folder(cfg, "hydra.run.dir", resumed=config.resume)
 
 
 def check_over(saved: Config, overrides: list[str]) -> Config:
@@ -237,10 +237,13 @@ def _check_subdirs(loader: ConfigLoader, sweep: DictConfig, jobs: list[list[str]
         taken.add(name)
 
 
-def _check_folder(cfg: DictConfig, key: str) -> Path:
+def _check_folder(cfg: DictConfig, key: str, *, resumed: str | None = None) -> Path:
     """Return the folder that a key of a command's config names, after checking that it can be written into.
 
     The folder is left as it was.
+
+    Args:
+        resumed: folder of the run that the command resumes.
     """
     try:
         named = OmegaConf.select(cfg, key)
@@ -254,7 +257,9 @@ def _check_folder(cfg: DictConfig, key: str) -> Path:
             pass
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise ConfigError(f"cannot write to {folder} ({why}): choose another {key}, or remove the cause") from error
+        copied = f"copy it to where you can write, as in cp -r {shlex.quote(str(resumed))} ., and resume the copy"
+        remedy = copied if resumed else f"choose another {key}"
+        raise ConfigError(f"cannot write to {folder} ({why}): {remedy}, or remove the cause") from error
     return folder
 
 

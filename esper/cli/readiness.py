@@ -1,5 +1,6 @@
 """Checks of a config against this machine."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from esper.env.growth_env import GrowthConfig
 from esper.env.spec import EnvSpec
 from esper.growth.compatibility import check_alike, check_host, check_seeds
 from esper.hosts.base import segments_of, slot_specs
+from esper.notices import UserNotice
 from esper.pool.cluster import ClusterError
 from esper.pool.devices import find_device, find_precision
 from esper.pool.local import largest_shard
 from esper.task.base import Task
 from esper.task.instances import Instances, Split
 from esper.task.loading import load_task
+from esper.text import counted
 from esper.training.estimate import check_memory
 from esper.training.resume import check_data, find_checkpoint, no_checkpoint
 from esper.training.run_folder import CHECKPOINTS
@@ -93,6 +96,9 @@ def _check_hosts(config: Config, teacher: Teacher | None) -> None:
     used = {slot: h for slot, h, chosen in zip(slots, features, chosen_S, strict=True) if chosen}
     check_seeds(config.blueprint, used, members, named, causal=causal)
     cap, blueprints = config.slots.max_seeds, tuple(config.blueprint)
+    if cap > (room := len(used)):
+        text = f"slots.max_seeds={cap} has no effect in hosts with {counted(room, 'slot')} in use"
+        warnings.warn(text, UserNotice, stacklevel=2)
     config.counterfactuals.check_hosts(min(cap or len(used), len(used)))
     for agent in (config.agent, *([teacher] if teacher else [])):
         agent.check_hosts(slots=names, in_use=chosen_S, cap=cap, blueprints=blueprints, hosts=config.hosts)

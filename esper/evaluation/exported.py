@@ -188,7 +188,7 @@ NEEDS = {"safetensors": ("safetensors",), "onnx": ("onnx", "onnxscript", "onnxru
 def check_libraries(form: str) -> None:
     """Raise ConfigError if a library of a format is not installed."""
     if lacks := [name for name in NEEDS.get(form, ()) if find_spec(name) is None]:
-        raise ConfigError(f"format={form} needs {' and '.join(lacks)}: pip install -e '.[export]'")
+        raise ConfigError(f"format={form} needs {' and '.join(lacks)}: pip install -c constraints.txt -e '.[export]'")
 
 
 def write(network: nn.Module, samples: Tensor, folder: Path, form: str, about: Mapping[str, Any]) -> float:

@@ -309,7 +309,7 @@ def check_method(key: str, method: str) -> None:
     if method not in METHODS:
         raise ValueError(f"{key}={method} is not known: choose from {', '.join(METHODS)}{did_you_mean(method, [*METHODS])}")
     if method == "tpe" and find_spec("optuna") is None:
-        raise ValueError(f"{key}=tpe needs optuna: pip install -e '.[tune]'")
+        raise ValueError(f"{key}=tpe needs optuna: pip install -c constraints.txt -e '.[tune]'")
 
 
 def check_search(key: str, name: str) -> None:

@@ -141,8 +141,9 @@ def _refuse_randomness(module: nn.Module) -> None:
     for path, layer in module.named_modules():
         rate = getattr(layer, "dropout", 0.0)  # of recurrent layers and of attention
         if (isinstance(layer, DRAWS) and getattr(layer, "p", 1.0) > 0) or (isinstance(rate, float) and rate > 0):
+            name = f"layer {path}" if path else "the module"
             raise FusionError(
-                f"{path or 'the module'} is a {type(layer).__name__}, which draws from torch's global random stream, so that "
+                f"{name} is a {type(layer).__name__}, which draws from torch's global random stream, so that "
                 "hosts would depend on each other: remove it, or set its dropout to 0"
             )
 

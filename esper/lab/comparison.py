@@ -120,9 +120,9 @@ class Comparison:
         lines += self._advice(results)
         missing = [run for run in self.runs if not run.finished]
         if missing and not self.config.final:
-            command = continuing(self.design, self.folders)
+            command, are = continuing(self.design, self.folders), "is" if len(missing) == 1 else "are"
             lines.append(
-                f"{len(missing)} of {len(self.runs)} planned runs are not finished: set final=true if they never will be, or "
+                f"{len(missing)} of {len(self.runs)} planned runs {are} not finished: set final=true if they never will be, or "
                 f"continue with {command}"
             )
         lines += states(missing)

@@ -24,6 +24,12 @@ from esper.sweeps import BlocksConfig
 from esper.training.config_io import flat, to_plain
 
 
+def _reordered(overrides: Sequence[str], others: Sequence[str]) -> bool:
+    """Return whether these are the same overrides in another order, which changes nothing if none has a key twice."""
+    keys = [override.partition("=")[0].lstrip("+~") for override in overrides]
+    return sorted(overrides) == sorted(others) and len(set(keys)) == len(keys)
+
+
 def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
     """Return the design of an experiment with its plan.
 
@@ -39,15 +45,14 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
         typed = {override.partition("=")[0].removeprefix("hydra.sweeper.") for override in hydra.overrides.hydra}
         asked = replace(asked, **{key: value for key, value in _read(asked.plan).items() if key not in typed})
     folder = Path(hydra.sweep.dir)
-    looks = asked.looks
-    if not looks and (folder / FILE).exists():  # blocks are added
-        looks = Design.load(folder).plan.looks
+    begun = Design.load(folder) if (folder / FILE).exists() else None
+    looks = asked.looks or (begun.plan.looks if begun else [])  # blocks may be added
     if asked.outcome in OUTCOMES and asked.margin is None:
         asked.margin = OUTCOMES[asked.outcome].margin
-    if asked.arms is None and (folder / FILE).exists():
-        raise ConfigError(
-            f"{folder} holds an experiment, and no arms are given: resume it with: {command_of(Design.load(folder), folder)}"
-        )
+    if asked.arms is None and begun:
+        raise ConfigError(f"{folder} holds an experiment, and no arms are given: resume it with: {command_of(begun, folder)}")
+    if begun and _reordered(common, begun.common):
+        common = begun.common
     names = ("outcome", "margin", "alpha", "score_hosts", "baselines", "against", "question", "pilot")
     plan = AnalysisPlan(
         **{name: getattr(asked, name) for name in names},
@@ -64,7 +69,7 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
         plan=plan,
     )
     _check(found, asked.looks)
-    if not (folder / FILE).exists():  # an experiment that has begun is resumed as it is
+    if not begun:  # one that has begun is resumed as it is
         check_pilot(found)
         refuse_twice(plan.baselines)
     return found

@@ -95,7 +95,7 @@ def distribution(override: Override) -> "BaseDistribution":
     try:
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # late: takes half a second
     except ImportError as error:
-        raise ConfigError("sweep=tune needs optuna: pip install -e '.[tune]'") from error
+        raise ConfigError("sweep=tune needs optuna: pip install -c constraints.txt -e '.[tune]'") from error
     value: Any = override.value()
     log = "log" in getattr(value, "tags", ())
     try:

@@ -18,15 +18,16 @@ class SweepProgress:
     """Prints a line whenever a run has finished: its number, the number of all runs, and the time left for the others. A run that
     failed after its start is none of those that are left."""
 
-    def __init__(self, folders: Sequence[Path], *, done: int) -> None:
+    def __init__(self, folders: Sequence[Path], *, done: int, later: int = 0) -> None:
         """
         Args:
             folders: folders of the runs that this command starts or resumes.
             done: number of runs that were finished before.
+            later: number of runs that will follow these.
         """
         self._waiting = {folder: len(self._records(folder)) for folder in folders}
         """Number of processes that had worked on each run before."""
-        self._done, self._total = done, done + len(folders)
+        self._done, self._later, self._total = done, later, done + len(folders) + later
         self._over_here, self._begun = 0, time.monotonic()
         self._over, self._thread = threading.Event(), threading.Thread(target=self._watch, daemon=True, name="sweep_progress")
 
@@ -51,7 +52,8 @@ class SweepProgress:
             if status == "finished":
                 self._done += 1
                 each = (time.monotonic() - self._begun) / self._over_here  # of runs side by side, each takes its share
-                left = f", about {duration(each * len(self._waiting))} left" if self._waiting else ""
+                others = len(self._waiting) + self._later
+                left = f", about {duration(each * others)} left" if others else ""
                 print(f"run {self._done} of {self._total} done{left}", flush=True)
 
     def _watch(self) -> None:

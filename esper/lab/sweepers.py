@@ -79,27 +79,29 @@ class CellSweeper(Sweeper):
         """
         write_whole(self.folder / "multirun.yaml", OmegaConf.to_yaml(self.config))
 
-    def run_cells(self, title: str, cells: Sequence[Cell]) -> list[JobReturn]:
+    def run_cells(self, title: str, cells: Sequence[Cell], *, before: int = 0, later: int = 0) -> list[JobReturn]:
         """Launch the cells that are not finished, in order, and wait for them; see `end_if_failed` for those that failed.
 
         Args:
             title: title of the cells, for the progress line.
             cells: all cells, finished or not.
+            before: number of further runs of the sweep that are finished.
+            later: number of runs that will follow.
         """
         assert self.config is not None
         assert self.launcher is not None
         launcher = self.config.hydra.launcher
         pending = [(cell, overrides) for cell in cells if (overrides := cell.pending(self.folder)) is not None]
         jobs, folders = [overrides for _, overrides in pending], [self.folder / cell.folder for cell, _ in pending]
-        done = len(cells) - len(jobs)
+        done, total = before + len(cells) - len(jobs), before + len(cells) + later
         logs = f"; logs of the others are in {_logs(launcher)}" if jobs and _logs(launcher) else ""
         for name in ("hydra", "hydra_plugins"):  # launchers log all overrides of all runs, which the folder holds anyway
             logging.getLogger(name).setLevel(logging.WARNING)
-        print(f"{self.folder}: {title}, {done} of {counted(len(cells), 'run')} done{logs}", flush=True)
+        print(f"{self.folder}: {title}, {done} of {counted(total, 'run')} done{logs}", flush=True)
         results: list[JobReturn] = []
-        with SweepProgress(folders, done=done):
+        with SweepProgress(folders, done=done, later=later):
             for batch in batches(jobs, launcher):
-                results += self.launcher.launch(batch, initial_job_idx=done + len(results))
+                results += self.launcher.launch(batch, initial_job_idx=len(cells) - len(jobs) + len(results))
         return results
 
 
@@ -116,7 +118,9 @@ class BlockSweeper(CellSweeper):
         """Return the overrides of one run of every arm, then of later blocks' runs that have teachers of their own, so that all
         are checked before the first run starts."""
         if find_spec("pandas") is None:
-            raise ConfigError("experiments need pandas: install the extra compare, as in pip install -e '.[compare]'")
+            raise ConfigError(
+                "experiments need pandas: install the extra compare, as in pip install -c constraints.txt -e '.[compare]'"
+            )
         from esper.lab.plan import experiment
 
         found = experiment(hydra, common)
@@ -180,14 +184,17 @@ class TuneSweeper(CellSweeper):
 
         with in_one_sentence():
             space = search_space(TuneConfig(**self.arguments), arguments)
-            tuning = Tuning(space, self.folder)
+            tuning, blocks = Tuning(space, self.folder), space.config.blocks
             self.save_config()
+            if len(tuning.trials) >= space.config.trials:
+                print(f"{self.folder}: {counted(len(tuning.trials), 'trial')} finished before; raise trials to add more")
             results: list[Any] = []
             while trials := tuning.next():
                 known = len(tuning.trials)
                 for trial in trials.values():
                     trial.fault = self._fault([*space.common, *trial.overrides])
-                ran = self.run_cells(f"trial {known + len(trials)} of {space.config.trials}", tuning.cells(trials))
+                title, later = f"trial {known + len(trials)} of {space.config.trials}", space.config.trials - known - len(trials)
+                ran = self.run_cells(title, tuning.cells(trials), before=known * blocks, later=later * blocks)
                 failed = failures(ran)
                 causes = {one.run.partition("/")[0]: one.reason.partition("; ")[0] for one in failed if not one.machine}
                 if tuning.left_out(trials, causes) or any(one.machine for one in failed):

@@ -103,7 +103,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     """Return an evaluation, whose controllers have results of the same hosts; None, with a warning, for a damaged file."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-        counts = {len(values) for one in report["hosts"].values() for values in (one["return"], *one.values())}
+        counts = {len(one["return"]) for one in report["hosts"].values()}
         whole = len(counts) == 1 and counts != {0}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         report, whole = None, False

@@ -46,7 +46,8 @@ def reading(path: Path, remedy: str) -> Generator[None]:
         raise
     except FileNotFoundError as error:
         place = "" if path.is_absolute() else f" in {Path.cwd()}"
-        raise TaskError(f"the task needs {path}{place}, which does not exist: {remedy}") from error
+        more = "" if path.is_absolute() else "; a relative path counts from the folder of the command"
+        raise TaskError(f"the task needs {path}{place}, which does not exist: {remedy}{more}") from error
     except IsADirectoryError as error:
         raise TaskError(f"{path} is a folder, and the task needs a file: {remedy}") from error
     except (OSError, EOFError, zlib.error, ValueError) as error:

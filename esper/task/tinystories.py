@@ -76,7 +76,8 @@ def _tokenizer(path: Path) -> Any:
         package: Any = importlib.import_module("tokenizers")
     except ImportError as error:
         raise TaskError(
-            "task=tinystories needs the package tokenizers, which is not installed: pip install -e '.[tinystories]'"
+            "task=tinystories needs the package tokenizers, which is not installed: "
+            "pip install -c constraints.txt -e '.[tinystories]'"
         ) from error
     with reading(path, "download it from huggingface.co/openai-community/gpt2 and set task.root to its folder"):
         content = path.read_text(encoding="utf-8")

@@ -3,7 +3,8 @@
 #
 #     examples/launchers/joblib.sh [OVERRIDES]
 #
-# needs pip install -e '.[compare,parallel]'. Overrides replace those below, as in blocks=24. To resume, add hydra.sweep.dir=FOLDER.
+# needs pip install -c constraints.txt -e '.[compare,parallel]'. Overrides replace those below, as in blocks=24. To
+# resume, add hydra.sweep.dir=FOLDER.
 set -euo pipefail
 
 python -m esper.train -m sweep=ab arms='reward: shaped,sparse' blocks=12 root=1 \

@@ -3,8 +3,8 @@
 #
 #     examples/launchers/slurm.sh [OVERRIDES]
 #
-# needs pip install -e '.[compare,slurm]'. Add hydra.launcher.partition=NAME and what else your cluster asks for. A job that reaches its
-# time limit is queued again and resumes. Without Slurm the same jobs run on this machine, as many at a time as it has cores for.
+# needs pip install -c constraints.txt -e '.[compare,slurm]'. Add hydra.launcher.partition=NAME and what else your cluster asks for. A job that
+# reaches its time limit is queued again and resumes. Without Slurm the same jobs run on this machine, as many at a time as it has cores for.
 set -euo pipefail
 
 jobs=(hydra/launcher=submitit_slurm hydra.launcher.max_num_timeout=10 hydra.launcher.gpus_per_node=1 hydra.launcher.cpus_per_task=8)

@@ -338,7 +338,7 @@ def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Pat
     weights[1].unlink()  # as if stopped after its first update
     assert "2 of 3 runs done" in main_here(*overrides)
     assert all(path.is_file() for path in weights)
-    shown = main_here(*overrides)
+    shown = main_here(*overrides[:6], *reversed(tiny))  # the order of keys does not matter
     assert "afterwards, esper.compare scores 3 policies on 96 held-out hosts each, which takes about 24 times as long" in shown
     assert "compare them with: python -m esper.compare mine\nit first scores the policies, once, which takes about " in shown
     other = ["sweep=ab", *tiny, "hosts=5"]

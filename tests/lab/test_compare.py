@@ -32,7 +32,7 @@ def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pyte
     shown = capsys.readouterr().out
     assert "no verdict on shaped and sparse yet: runs are missing (1 of 2 blocks are finished)" in " ".join(shown.split())
     assert shown.startswith("5 of 6 runs finished: no verdict yet; continue with python -m esper.train -m ")
-    assert "1 of 6 planned runs are not finished" in shown
+    assert "1 of 6 planned runs is not finished" in shown
     assert "sparse, block 1: never started" in shown
     numbers = json.loads((experiment / "comparison.json").read_text())
     assert {run["status"] for run in numbers["runs"]} == {"finished", "never started"}

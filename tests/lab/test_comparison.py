@@ -112,9 +112,9 @@ def test_unfinished_experiments_have_no_verdict_unless_final(monkeypatch: pytest
     values = {"a": noise[0] + 50, "b": noise[1] + 56}
     lines = compared(monkeypatch, values, missing=1).sentences()
     assert lines[0] == "no verdict on a and b yet: runs are missing (11 of 12 blocks are finished)"
-    (line,) = [line for line in lines if "planned runs are not finished" in line]
+    (line,) = [line for line in lines if "planned runs is not finished" in line]
     command = "python -m esper.train -m sweep=ab arms='{a: hosts=0, b: hosts=1}' blocks=12 root=0 aa_control=false"
-    assert line.startswith("1 of 24 planned runs are not finished: set final=true if they never will be, or continue with")
+    assert line.startswith("1 of 24 planned runs is not finished: set final=true if they never will be, or continue with")
     assert line.endswith(f"{command} hydra.sweep.dir=here")
     assert "b, block 11: stopped after 1 of 2 updates" in lines
     none = compared(monkeypatch, values, missing=12).sentences()

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from esper.cli import command as cli
 from esper.cli.command import spelled_out
 from esper.cli.failures import Failure
+from esper.compare import main as compare_command
 from esper.config import ConfigError
 from esper.files import fingerprint
 from esper.lab.arms import read_arms
@@ -158,7 +159,7 @@ def test_a_tuning_goes_on_without_a_trial_that_always_fails(
     class Sweeper(TuneSweeper):
         folder = tmp_path
 
-        def run_cells(self, title: str, cells: Sequence[Cell]) -> list[JobReturn]:
+        def run_cells(self, title: str, cells: Sequence[Cell], *, before: int = 0, later: int = 0) -> list[JobReturn]:
             told = f"out of memory; resume with {self.arguments['trials']} trials"
             failed = Failure(run="trial-001/block-00", reason=told, machine=full[0])
             values = [failed if cell.folder == failed.run else None for cell in cells]
@@ -292,8 +293,8 @@ def test_a_tuning_runs_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return capsys.readouterr().out
 
     shown, here = train(), tmp_path / "here"
-    assert "here: trial 1 of 2, 0 of 4 runs done" in shown
-    assert "here: trial 2 of 2, 2 of 4 runs done" in shown
+    assert "here: trial 1 of 2, 0 of 6 runs done" in shown
+    assert "here: trial 2 of 2, 4 of 6 runs done" in shown
     state = json.loads((here / FILE).read_text())
     scored = {
         cell.parent.name + cell.name: sum(json.loads(file.read_text())["rows"]["policy"]["validation"]) / 2
@@ -314,9 +315,13 @@ def test_a_tuning_runs_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (last / "checkpoints" / "checkpoint_000001.pt").unlink()
     next(last.glob("scored_*")).unlink()
     kept = [file.stat().st_mtime_ns for file in sorted(here.glob("baseline/*/scored_*"))]
-    assert "here: trial 2 of 2, 3 of 4 runs done" in train()
+    assert "here: trial 2 of 2, 5 of 6 runs done" in train()
     assert (here / FILE).read_text() == before
     assert [file.stat().st_mtime_ns for file in sorted(here.glob("baseline/*/scored_*"))] == kept
+    assert "here: 2 trials finished before; raise trials to add more" in train()
+    with pytest.raises(SystemExit):
+        compare_command([str(here)])
+    assert "here holds a tuning, and its numbers are in tuning.json: compare the best values" in capsys.readouterr().err
 
 
 def test_an_interval_of_whole_numbers_is_named() -> None:

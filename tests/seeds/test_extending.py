@@ -93,7 +93,7 @@ def test_layers_without_a_stacked_form_train_with_one_member_per_shard(plugin, c
 
 def test_a_layer_that_draws_random_numbers_is_refused_with_one_member_per_shard_too(plugin):
     train = plugin("my_growth.py", ("nn.ReLU()", "nn.Dropout(0.1)"))
-    sentence = "task=mine host=mine: segments.0.1 is a Dropout, which draws from torch's global random stream"
+    sentence = "task=mine host=mine: layer segments.0.1 is a Dropout, which draws from torch's global random stream"
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         train("task=mine", "blueprint=[swish]", *SHORT, "devices.cpu.members_per_shard=1")
 

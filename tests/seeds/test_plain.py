@@ -120,5 +120,5 @@ def test_a_plain_fleet_of_two_is_refused(name):
     ],
 )
 def test_a_module_that_draws_random_numbers_is_refused(make, count):
-    with pytest.raises(FusionError, match=r"^0\.0 is a .*, which draws from torch's global random stream"):
+    with pytest.raises(FusionError, match=r"^layer 0\.0 is a .*, which draws from torch's global random stream"):
         Fleet([nn.Sequential(nn.Sequential(make(), nn.PReLU())) for _ in range(count)])
