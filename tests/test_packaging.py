@@ -98,7 +98,9 @@ def test_experiments_say_what_they_need(words: list[str], tmp_path: Path) -> Non
     done = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
-    assert re.fullmatch(r"esper: .* need pandas.*: install the extra compare, as in pip install -c constraints.txt -e '\.\[compare\]'", last)
+    assert re.fullmatch(
+        r"esper: .* need pandas.*: install the extra compare, as in pip install -c constraints.txt -e '\.\[compare\]'", last
+    )
 
 
 def test_other_programs_with_hydra_get_nothing_of_esper_but_its_plugins() -> None:

@@ -185,30 +185,35 @@ class Design:
             and self.plan.well_formed()
         )
 
+    def check_folder(self, folder: Path) -> None:
+        """Raise ConfigError if a folder holds another experiment."""
+        if not (folder / FILE).exists():
+            return
+        old = Design.load(folder)
+        fixed, before = ({**asdict(one.plan), **asdict(one)} for one in (self, old))
+        if old.digest != self.digest:
+            names = [name for name, value in fixed.items() if name not in ("blocks", "plan") and value != before[name]]
+            changes = ", ".join(_change(name, before[name], fixed[name]) for name in names)
+            raise ConfigError(
+                f"{folder} holds an experiment that differs in {changes}: choose another hydra.sweep.dir, or resume it with: "
+                f"{command_of(old, folder)}"
+            )
+        if [*self.arms] != [*old.arms]:
+            raise ConfigError(
+                f"{folder} holds an experiment whose arms have the order {', '.join(old.arms)}: keep this order, since "
+                f"baselines grow the hosts of the first arm, or choose another hydra.sweep.dir; resume it with: "
+                f"{command_of(old, folder)}"
+            )
+        if self.blocks < old.blocks:
+            raise ConfigError(f"{folder} has {old.blocks} blocks, more than blocks={self.blocks}: set blocks={old.blocks}")
+
     def save(self, folder: Path) -> None:
         """Write the design into the folder of the experiment.
 
         Raises:
             ConfigError: the folder holds another experiment.
         """
-        if (folder / FILE).exists():
-            old = Design.load(folder)
-            fixed, before = ({**asdict(one.plan), **asdict(one)} for one in (self, old))
-            if old.digest != self.digest:
-                names = [name for name, value in fixed.items() if name not in ("blocks", "plan") and value != before[name]]
-                changes = ", ".join(_change(name, before[name], fixed[name]) for name in names)
-                raise ConfigError(
-                    f"{folder} holds an experiment that differs in {changes}: choose another hydra.sweep.dir, or resume it with: "
-                    f"{command_of(old, folder)}"
-                )
-            if [*self.arms] != [*old.arms]:
-                raise ConfigError(
-                    f"{folder} holds an experiment whose arms have the order {', '.join(old.arms)}: keep this order, since "
-                    f"baselines grow the hosts of the first arm, or choose another hydra.sweep.dir; resume it with: "
-                    f"{command_of(old, folder)}"
-                )
-            if self.blocks < old.blocks:
-                raise ConfigError(f"{folder} has {old.blocks} blocks, more than blocks={self.blocks}: set blocks={old.blocks}")
+        self.check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / FILE, json.dumps(asdict(self) | {"sha256": self.digest}, indent=1) + "\n")
 

@@ -128,10 +128,12 @@ class BlockSweeper(CellSweeper):
 
     @staticmethod
     def check(hydra: DictConfig, common: Sequence[str], configs: Sequence[Config]) -> None:
-        """Raise ConfigError if runs with these configs do not measure the planned outcome, or cannot be compared by it."""
+        """Raise ConfigError if the folder holds another experiment, or if runs with these configs do not measure the planned
+        outcome, or cannot be compared by it."""
         from esper.lab.plan import check_arms, experiment
 
         found = experiment(hydra, common)
+        found.check_folder(Path(hydra.sweep.dir))
         if not (Path(hydra.sweep.dir) / FILE).exists():  # an experiment that has begun is resumed as it is
             _check_measured(found.plan.outcome, configs)
             check_arms(found, configs[: len(found.arms)])

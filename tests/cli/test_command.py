@@ -341,6 +341,10 @@ def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Pat
     shown = main_here(*overrides[:6], *reversed(tiny))  # the order of keys does not matter
     assert "afterwards, esper.compare scores 3 policies on 96 held-out hosts each, which takes about 24 times as long" in shown
     assert "compare them with: python -m esper.compare mine\nit first scores the policies, once, which takes about " in shown
+    before = (tmp_path / "mine" / "multirun.yaml").read_bytes()
+    with pytest.raises(SystemExit):
+        main_here(*overrides, "margin=2")
+    assert (tmp_path / "mine" / "multirun.yaml").read_bytes() == before, "a refused command changes nothing"
     other = ["sweep=ab", *tiny, "hosts=5"]
     with pytest.raises(C.ConfigError, match=r"differs in overrides \(\[\] there, \[hosts=5\] here\)"):
         design("reward: shaped,sparse", blocks=1, root=7, common=other, plan=AnalysisPlan(looks=[10])).save(tmp_path / "mine")

@@ -155,7 +155,9 @@ def test_what_an_export_lacks_is_told_before_it_grows_hosts(monkeypatch: pytest.
     with pytest.raises(ValueError, match="host=2 is not among hosts=2, which are counted from 0: choose 0 to 1"):
         ExportConfig(checkpoint="run", host=2, hosts=2)
     monkeypatch.setitem(exported.NEEDS, "onnx", ("json", "not_there", "nor_this"))
-    with pytest.raises(ConfigError, match=r"format=onnx needs not_there and nor_this: pip install -c constraints.txt -e '.\[export\]'"):
+    with pytest.raises(
+        ConfigError, match=r"format=onnx needs not_there and nor_this: pip install -c constraints.txt -e '.\[export\]'"
+    ):
         ExportConfig(checkpoint="run", format="onnx")
 
 

@@ -101,7 +101,9 @@ def test_a_missing_file_and_a_missing_package_are_named(mnist_file, monkeypatch)
         small(Mnist5kConfig).build(CNNConfig())
     monkeypatch.undo()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TaskError, match=r"needs the package mlxtend, which is not installed: pip install -c constraints.txt -e '\.\["):
+    with pytest.raises(
+        TaskError, match=r"needs the package mlxtend, which is not installed: pip install -c constraints.txt -e '\.\["
+    ):
         Mnist5kConfig().build(CNNConfig())
 
 

@@ -212,7 +212,9 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
         raise ImportError(name)
 
     monkeypatch.setattr(tinystories.importlib, "import_module", absent)
-    with pytest.raises(TaskError, match=r"needs the package tokenizers, which is not installed: pip install -c constraints.txt -e '\.\["):
+    with pytest.raises(
+        TaskError, match=r"needs the package tokenizers, which is not installed: pip install -c constraints.txt -e '\.\["
+    ):
         tiny(tmp_path).build(TINY)
 
 
