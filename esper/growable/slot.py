@@ -134,7 +134,8 @@ class GrowingSlot(nn.Module):
         """
         super().__init__()
         self.spec = spec
-        self._shape, self._sign = features.shape[1:], 1.0 if (features >= 0).all() else -1.0
+        positive = not features.is_meta and bool((features >= 0).all())
+        self._shape, self._sign = features.shape[1:], 1.0 if positive else -1.0
         self.probed: list[BlueprintConfig] = []
         """Blueprints of the user's own that `probe` has accepted."""
         self.seed: nn.Module | None = None

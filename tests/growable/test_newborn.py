@@ -83,6 +83,12 @@ def test_settings_that_a_checkpoint_cannot_hold_are_refused() -> None:
     grown().germinate("early", OwnConfig(size=[1, 2]))
 
 
+def test_a_network_without_memory_grows() -> None:
+    with torch.device("meta"):
+        net = esper.grow(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), ["1"], torch.empty(2, 4))
+        assert {parameter.device.type for parameter in net.germinate("1", "norm").parameters()} == {"meta"}
+
+
 class TwoHeads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
