@@ -39,9 +39,17 @@ def decimals(*values: float) -> int:
 
 
 def alike(*values: float) -> list[str]:
-    """Return a mean and its interval as text, all with the same decimals; large ones in three digits, with a letter."""
-    largest = max((abs(value) for value in values if math.isfinite(value)), default=1.0)
-    return [si(value) for value in values] if largest >= 1e4 else [f"{value:.{decimals(*values)}f}" for value in values]
+    """Return a mean and its interval as text, all with the same decimals, enough to tell them apart; large ones with a letter."""
+    finite = [value for value in values if math.isfinite(value)]
+    largest, spread = max(map(abs, finite), default=1.0), max(finite, default=1.0) - min(finite, default=0.0)
+    places, power = decimals(*values), 0
+    if largest >= 1e4:
+        power = min((len(f"{largest:.0f}") - 1) // 3, len(LETTERS) - 1)
+        places = max(0, 1 - math.floor(math.log10((spread or largest) / 1000**power)))
+    elif 0 < largest < 0.01:
+        places = 1 - math.floor(math.log10(largest))
+    shown = [round(value / 1000**power, places) + 0.0 for value in values]  # no minus zero
+    return [f"{value:.{places}f}{LETTERS[power]}" if math.isfinite(value) else f"{value}" for value in shown]
 
 
 def percent(share: float) -> str:

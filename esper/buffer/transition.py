@@ -61,6 +61,6 @@ class Transition:
 
     @property
     def earned_N(self) -> FloatArray:
-        """Rewards `[N]` that add up to the return of a whole episode, rollbacks included; a learner of sub-episodes takes
-        `reward_N`."""
+        """Rewards `[N]` whose discounted sum is the return of a whole episode, rollbacks included; a learner of sub-episodes
+        takes `reward_N`."""
         return self.reward_N if self.restored_N is None else self.reward_N + self.restored_N

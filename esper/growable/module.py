@@ -80,6 +80,9 @@ class GrowableModule(nn.Module):
     def __getstate__(self) -> dict[str, Any]:  # a copy or a file would hold the optimizer, and its state of all parameters
         return self.__dict__ | {"_groups": None, "_whole": True}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:  # files of earlier versions lack what was added later
+        super().__setstate__({"_trained": False, "_incubated": False} | state)
+
     @property
     def _slots(self) -> list[GrowingSlot]:
         return cast(list[GrowingSlot], list(self.slots))
@@ -136,7 +139,7 @@ class GrowableModule(nn.Module):
             blueprint: name of a blueprint, for its default settings, or its config.
             blend: how the seed joins the features: add, multiply, or gate (add, with a learned weight per sample).
             alpha: blend weight at the end of blending, in (0, 1].
-            ramp: epochs of blending from 0 to alpha, at least 0; only with incubation.
+            ramp: epochs of blending from 0 to alpha, at least 0; no effect without incubation, with a warning.
             curve: course of alpha: linear, cosine, sigmoid_gentle, sigmoid, sigmoid_sharp.
             loss: function that returns the loss of one batch, for a blueprint with `init=informed`.
         """
@@ -145,7 +148,7 @@ class GrowableModule(nn.Module):
         refusal.check_weight(alpha, above=0)
         refusal.warn_of_processes()
         config, ticks = blueprint_for(blueprint, here), whole("ramp", ramp)
-        refusal.refuse_idle_ramp(ticks, self.rules.incubation.value)
+        refusal.warn_of_idle_ramp(ticks, self.rules.incubation.value)
         gradients = self._gradients(refusal.informing(loss), [here])[0] if is_informed(config) else None
         here.plant(config, how, parameter_near(self.module, self._paths[index]), gradients)
         self._set(
@@ -291,7 +294,6 @@ class GrowableModule(nn.Module):
             seed's learning rate]; NaN, with a warning, in a slot on which the loss does not depend, or where the batch has too
             few samples.
         """
-        self._check_places(every=True)
         if isinstance(blueprints, str):
             raise ValueError(f"blueprints must be a list, got {blueprints!r}: write blueprints=['{blueprints}']")
         found: dict[str, dict[str, float]] = {}
@@ -357,10 +359,9 @@ class GrowableModule(nn.Module):
         refusal.check_places(self.module, {slot: self._paths[index]})
         return index
 
-    def _check_places(self, *, every: bool = False) -> None:
-        """Raise ValueError if a submodule with a seed, or every one with a slot, was replaced."""
-        names = zip(self._names, self._paths, self._slots, strict=True)
-        refusal.check_places(self.module, {name: path for name, path, slot in names if every or slot.seed is not None})
+    def _check_places(self) -> None:
+        """Raise ValueError if a submodule with a seed was replaced."""
+        refusal.check_places(self.module, {self._names[index]: self._paths[index] for index in self._born})
 
     def _set(self, state: SlotState) -> None:
         """Set the state of the slots, and clear those that it empties."""

@@ -9,7 +9,7 @@ from esper.seeds.blueprints.base import BlueprintConfig
 
 
 def check_newborn(blueprint: BlueprintConfig, slot: SlotSpec, features: torch.Tensor) -> None:
-    """Check that a seed returns features of the same form, that it is the identity at birth, and that it has no buffers.
+    """Check that a seed returns features of the same form, is the identity at birth, and leaves its buffers as they are.
 
     Args:
         features: features of the slot for two samples or more; only their form and signs matter.
@@ -19,11 +19,12 @@ def check_newborn(blueprint: BlueprintConfig, slot: SlotSpec, features: torch.Te
     """
     with flaws(f"blueprint={type(blueprint).__name__}", f"the seed in slot {slot.name}", features.shape), torch.no_grad():
         branch = seed_module(blueprint, slot, gated=False)
-        if any(True for _ in branch.buffers()):
-            raise Flaw("has buffers, such as running statistics, which a seed must not have: use GroupNorm instead of BatchNorm")
         if not any(True for _ in branch.parameters()):
             raise Flaw("has no parameters and cannot learn: give it some")
+        buffers = [buffer.clone() for buffer in branch.buffers()]
         delta = branch(features)
         check_features(delta, features.shape, features.dtype)
         if delta.any():
             raise Flaw("is not the identity at birth: end it in a layer initialised to zero (born_as_zero)")
+        if not all(map(torch.equal, buffers, branch.buffers())):
+            raise Flaw("changes its buffers, such as running statistics, and must not: use GroupNorm instead of BatchNorm")

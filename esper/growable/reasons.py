@@ -48,8 +48,13 @@ def _not_free(state: SlotState, index: int, rules: SlotsConfig, chosen_S: BoolAr
     stage = Stage(int(state.stage[0, index]))
     if stage is Stage.FOSSILIZED:
         return "holds a fossil already"
+    if state.dying[0, index]:
+        return "holds a seed that is being removed, over the epochs that prune(ramp=...) gave it"
     if stage in OCCUPIED:
-        return f"holds a seed already, which is {stage}: prune it first"
+        least = rules.min_prune_age
+        young = f"prune it at an age of {_age(least)} (rules.min_prune_age)"
+        remedy = "prune it first" if state.seed_age[0, index] >= least else young
+        return f"holds a seed already, which is {stage}: {remedy}"
     if free := int(epochs_until_free(state, rules)[0, index]):
         return f"is free again after {counted(free, 'net.begin_epoch() call')}"
     if not chosen_S[index]:

@@ -111,9 +111,16 @@ def warn_untrained(slot: str) -> None:
 
 
 def check_places(module: nn.Module, places: Mapping[str, str]) -> None:
-    """Raise ValueError if a submodule was replaced since it got its slot; `places` has its path by the name of the slot."""
+    """Raise ValueError if a submodule was replaced since it got its slot; `places` has its path by the name of the slot.
+
+    A wrapper around the submodule, such as that of `torch.compile`, keeps the slot.
+    """
     for slot, path in places.items():
-        if not has_slot(module.get_submodule(path)):
+        try:
+            kept = any(map(has_slot, module.get_submodule(path).modules()))
+        except AttributeError:  # it was removed
+            kept = False
+        if not kept:
             raise ValueError(
                 f"slot {slot} no longer exists, because submodule {path} was replaced after esper.grow: "
                 "convert the module before that call"
@@ -132,18 +139,16 @@ def warn_of_processes() -> None:
         )
 
 
-def refuse_idle_ramp(ramp: int, incubation: str) -> None:
-    """Raise ValueError for the ramp of a seed that is active at once."""
+def warn_of_idle_ramp(ramp: int, incubation: str) -> None:
+    """Warn of the ramp of a seed that is active at once."""
     if ramp and incubation == "none":
-        raise ValueError(
-            f"ramp={ramp} has no effect with incubation=none, where a seed is active at once: leave ramp out, or choose "
-            "incubation='closed_loop'"
-        )
+        text = f"ramp={ramp} has no effect with incubation=none, where a seed is active at once: leave ramp and curve out"
+        warnings.warn(text, stacklevel=3)
 
 
 def warn_unreached(slot: str) -> None:
     """Warn that a loss does not depend on a slot."""
-    warnings.warn(f"the loss does not depend on slot {slot}: its growth potential is NaN", stacklevel=4)
+    warnings.warn(f"the loss does not depend on slot {slot}: its growth potential is NaN", stacklevel=3)
 
 
 def check_checkpoint(state: Mapping[str, Any], slots: Mapping[str, str], incubation: str) -> None:

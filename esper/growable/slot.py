@@ -96,13 +96,21 @@ def has_slot(submodule: nn.Module) -> bool:
 def parameter_near(module: nn.Module, path: str) -> Tensor:
     """Return a parameter with the device and dtype that a seed after a submodule needs: of the submodule, else of the nearest
     layer before it, else of any."""
-    before: list[Tensor] = []
-    for name, layer in module.named_modules():
-        if name == path:
+    before, wanted = list[Tensor](), module.get_submodule(path)
+    for layer in module.modules():
+        if layer is wanted:
             break
         before = [*layer.parameters(recurse=False), *before]
-    near = chain(module.get_submodule(path).parameters(), before, module.parameters())
+    near = chain(wanted.parameters(), before, module.parameters())
     return next((parameter for parameter in near if parameter.is_floating_point()), torch.empty(0))
+
+
+def _positive(features: Tensor) -> bool:
+    """Return whether no feature is below 0; False where that is unknown."""
+    try:
+        return bool((features >= 0).all())
+    except RuntimeError:  # a tensor without values, as on the meta device
+        return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,8 +142,8 @@ class GrowingSlot(nn.Module):
         """
         super().__init__()
         self.spec = spec
-        positive = not features.is_meta and bool((features >= 0).all())
-        self._shape, self._sign = features.shape[1:], 1.0 if positive else -1.0
+        self._shape: torch.Size | None = features.shape[1:]
+        self._positive = _positive(features)
         self.probed: list[BlueprintConfig] = []
         """Blueprints of the user's own that `probe` has accepted."""
         self.seed: nn.Module | None = None
@@ -149,6 +157,9 @@ class GrowingSlot(nn.Module):
         self.capturing = False
         """If true, append the outputs of the slot to `captured`."""
         self.captured: list[Tensor] = []
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # files of earlier versions lack what was added later
+        super().__setstate__({"_shape": None, "_positive": False, "probed": []} | state)
 
     def hook(self, submodule: nn.Module) -> RemovableHandle:
         """Put the slot after a submodule."""
@@ -164,9 +175,10 @@ class GrowingSlot(nn.Module):
 
     def probe(self, blueprint: BlueprintConfig) -> None:
         """Raise ValueError if a seed of a blueprint that is not Esper's cannot grow here; see `check_newborn`."""
-        if type(blueprint).__module__.startswith("esper.") or blueprint in self.probed:
+        if type(blueprint).__module__.startswith("esper.") or blueprint in self.probed or self._shape is None:
             return
-        check_newborn(blueprint, self.spec, torch.full((2, *self._shape), self._sign))
+        features = torch.randn((2, *self._shape), generator=torch.Generator().manual_seed(0))
+        check_newborn(blueprint, self.spec, features.abs() if self._positive else features)
         self.probed.append(blueprint)
 
     def plant(self, blueprint: BlueprintConfig, how: Blend, like: Tensor, gradients: SlotGradients | None) -> None:
@@ -256,9 +268,9 @@ class GrowingSlot(nn.Module):
     @staticmethod
     def _in_its_precision(seed: nn.Module, h: Tensor) -> Tensor:
         """Return features in the precision of a seed's parameters, which may differ where a network mixes precisions."""
-        if torch.is_autocast_enabled(h.device.type):
+        if not h.is_meta and torch.is_autocast_enabled(h.device.type):
             return h
-        return h.to(next(seed.parameters()).dtype)
+        return h.to(next((one.dtype for one in seed.parameters() if one.is_floating_point()), h.dtype))
 
 
 def on_cpu(network: nn.Module) -> nn.Module:

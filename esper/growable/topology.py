@@ -1,7 +1,7 @@
 """Blueprints and other choices that users of `esper.grow` name, and their form in checkpoints."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, TypeVar, get_type_hints
 
@@ -75,7 +75,7 @@ def blueprint_for(given: str | BlueprintConfig, slot: GrowingSlot) -> BlueprintC
         raise ValueError(f"a blueprint must be a name, such as conv_light, or a config, got {given!r}")
     again = restored(described(given))  # a setting may be given as a plain string
     for setting in fields(given):
-        if isinstance(value := getattr(given, setting.name), BlueprintConfig) or value != getattr(again, setting.name):
+        if is_dataclass(value := getattr(given, setting.name)):  # it would become a dict
             raise ValueError(
                 f"{type(given).__name__}: checkpoints cannot hold the setting {setting.name}, a {type(value).__name__}: use "
                 "numbers, strings and lists"

@@ -25,9 +25,10 @@ from esper.training.config_io import flat, to_plain
 
 
 def _reordered(overrides: Sequence[str], others: Sequence[str]) -> bool:
-    """Return whether these are the same overrides in another order, which changes nothing if none has a key twice."""
-    keys = [override.partition("=")[0].lstrip("+~") for override in overrides]
-    return sorted(overrides) == sorted(others) and len(set(keys)) == len(keys)
+    """Return whether these are the same overrides in another order, which changes nothing if none sets a key of another."""
+    keys = sorted(override.partition("=")[0].lstrip("+~") for override in overrides)
+    apart = all(key != other and not key.startswith(f"{other}.") for key in keys for other in keys if key is not other)
+    return sorted(overrides) == sorted(others) and apart and len(set(keys)) == len(keys)
 
 
 def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:

@@ -195,7 +195,8 @@ class TuneSweeper(CellSweeper):
                 known = len(tuning.trials)
                 for trial in trials.values():
                     trial.fault = self._fault([*space.common, *trial.overrides])
-                title, later = f"trial {known + len(trials)} of {space.config.trials}", space.config.trials - known - len(trials)
+                title = f"trial {known + len(trials)} of {space.config.trials}"
+                later = int(max(0, min(space.config.trials, space.size) - known - len(trials)))
                 ran = self.run_cells(title, tuning.cells(trials), before=known * blocks, later=later * blocks)
                 failed = failures(ran)
                 causes = {one.run.partition("/")[0]: one.reason.partition("; ")[0] for one in failed if not one.machine}

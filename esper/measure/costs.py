@@ -250,9 +250,15 @@ def count_parameters(module: nn.Module) -> int:
 
 def count_flops(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
     """Return the output of a module for this input, and its FLOPs."""
-    # Written out as matrix products: the counter does not know the kernel that a CPU would take for attention (torch 2.13).
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounter() as counter:
-        y = module(x)
+    # Written out as matrix products: the counter does not know the kernels that PyTorch would take for attention, nor those for a
+    # whole layer of nn.TransformerEncoder in evaluation mode (torch 2.13).
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounter() as counter:
+            y = module(x)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
     return y, counter.flops
 
 

@@ -32,11 +32,11 @@ def costs_of(folder: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
         raise FileError(f"{path} is damaged: move it away; the page then lacks FLOPs and prices") from error
-    costs: Any = found
-    whole = isinstance(found, dict) and all(isinstance(costs.get(part), dict) for part in ("host", "seeds", "gates"))
-    if found != {} and not (whole and {"params", "flops"} <= costs["host"].keys()):
+    costs: Any = {"seeds": {}, "gates": {}} | found if isinstance(found, dict) else {}
+    whole = all(isinstance(costs.get(part), dict) for part in ("host", "seeds", "gates"))
+    if found != {} and not (whole and all(isinstance(costs["host"].get(key), int | float) for key in ("params", "flops"))):
         raise FileError(f"{path} is damaged: move it away; the page then lacks FLOPs and prices")
-    return cast(dict[str, Any], found)
+    return cast(dict[str, Any], costs if found else {})
 
 
 def with_flops(table: Table, costs: Mapping[str, Any]) -> Table:

@@ -91,8 +91,9 @@ def evaluations(folder: Path) -> list[Evaluated]:
     writing. Transfers to other tasks do not count; a damaged file is left out with a warning."""
     found: list[tuple[int, float, Evaluated]] = []
     for path in folder.glob("evaluation_*.json"):
-        report = _read(path)
-        if report is not None and (match := _NAME.fullmatch(path.stem)) and not report.get("transfer"):
+        match = _NAME.fullmatch(path.stem)
+        report = _read(path) if match else None
+        if match and report is not None and not report.get("transfer"):
             figure = path.with_suffix(".svg")
             one = Evaluated(update=int(match[1]), report=report, file=path.name, figure=figure.name if figure.exists() else "")
             found.append((one.update, path.stat().st_mtime, one))
@@ -103,9 +104,11 @@ def _read(path: Path) -> dict[str, Any] | None:
     """Return an evaluation, whose controllers have results of the same hosts; None, with a warning, for a damaged file."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-        counts = {len(one["return"]) for one in report["hosts"].values()}
-        whole = len(counts) == 1 and counts != {0}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        returns = [np.array(one["return"], np.float64) for one in report["hosts"].values()]
+        counts = {len(one[key]) for one in report["hosts"].values() for key in COLUMNS if key in one}
+        whole = len(counts) == 1 and counts != {0} and bool(np.isfinite(returns).all())
+        whole = whole and isinstance(report.get("settings", {}), dict)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         report, whole = None, False
     if not whole:
         warnings.warn(f"{path} is damaged and left out: remove it, and evaluate again", UserNotice, stacklevel=4)

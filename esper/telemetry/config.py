@@ -110,12 +110,12 @@ class Telemetry:
         """See `TelemetryConfig.build`."""
         self._every, self._detail_every, self._decisions = config.every, config.every * config.detail_every, config.decisions
         self._trace, self._update, self._total = config.trace, run.resume_update, run.total_updates
-        self._seconds = Counter[str]()
+        self._seconds, self._latest = Counter[str](), dict[str, float]()
         for _, earlier in recorded_updates(run.folder, 0, run.resume_update):
             self._count(earlier)
+            self._latest.update(earlier)
         self._profile = UpdateProfile(run.folder / "profile") if config.profile else None
         self._profiled = min(self._update + 2, self._total)
-        self._latest: dict[str, float] = {}
         self._expected = False
         self._writers: list[Writer] = []
         with ExitStack() as closing:  # closes the open writers if opening the next one fails

@@ -4,7 +4,7 @@ import csv
 import gzip
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,21 @@ NEVER = "wait"
 """Controller that never grows, with which others are compared."""
 Table = dict[str, list[Any]]
 """Columns by name; None where a value does not exist or was not measured."""
+NAMES = {
+    "kind",
+    "events",
+    "op",
+    "slot",
+    "blueprint",
+    "style",
+    "tempo",
+    "alpha_target",
+    "alpha_speed",
+    "alpha_curve",
+    "rolled_back",
+}
+NAMED = (".stage", ".blueprint", ".kept")
+"""Columns of a trace that hold names, and ends of their names."""
 _UPDATE = re.compile(r"update_(\d{6,})\.csv\.gz")
 _HELD_OUT = re.compile(r"held_out_(\d{6,})_(\d+)_hosts_(\w+)\.csv\.gz")
 
@@ -81,13 +96,14 @@ def read_trace(path: Path) -> Table:
     try:
         with gzip.open(path, "rt", newline="") as file:
             head, *rows = csv.reader(file)
-        table = {name: [_value(cell) for cell in column] for name, column in zip(head, zip(*rows, strict=True), strict=True)}
-        versions, epochs = set(table["version"]), table["epoch"]
-    except (OSError, EOFError, ValueError, KeyError, csv.Error) as error:
+        table = {name: _values(name, column) for name, column in zip(head, zip(*rows, strict=True), strict=True)}
+        versions, epochs, steps = set(table["version"]), table["epoch"], steps_of(table)
+        whole = epochs == [1 + row % steps for row in range(len(epochs))] and epochs[-1] == steps
+    except (OSError, EOFError, ValueError, TypeError, KeyError, ArithmeticError, csv.Error) as error:
         raise FileError(f"{path} is damaged: remove it") from error
     if versions != {VERSION}:
         raise FileError(f"{path} is a trace of another version of Esper: remove it, or read it with pandas")
-    if epochs != [1 + row % steps_of(table) for row in range(len(epochs))] or epochs[-1] != steps_of(table):
+    if not whole:
         raise FileError(f"{path} is damaged, since a host lacks epochs: remove it")
     return table
 
@@ -114,6 +130,13 @@ def kept_in(table: Table, slot: str, row: int) -> str | None:
     if (kept := table.get(f"{slot}.kept")) is not None:
         return kept[row]
     return table[f"{slot}.blueprint"][row] if table[f"{slot}.stage"][row] == "fossilized" else None
+
+
+def _values(name: str, cells: Sequence[str]) -> list[Any]:
+    """Return a column of a trace. Names may look like numbers."""
+    if name in NAMES or name.endswith(NAMED):
+        return [cell or None for cell in cells]
+    return [_value(cell) for cell in cells]
 
 
 def _value(cell: str) -> float | str | None:

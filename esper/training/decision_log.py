@@ -10,6 +10,7 @@ import numpy as np
 from esper.buffer.transition import Transition
 from esper.env.actions import RELEVANT, VALUES, Head, Op
 from esper.env.spec import EnvSpec
+from esper.lifecycle.stages import OCCUPIED
 
 
 def decisions(layout: EnvSpec, update: int, steps: Sequence[Transition]) -> list[dict[str, Any]]:
@@ -25,7 +26,7 @@ def decisions(layout: EnvSpec, update: int, steps: Sequence[Transition]) -> list
 
     Returns:
         For each decision `id`, `seed`, `op` and its arguments by name, `refused` (true if illegal), `accuracy` of the host before
-        the step [pp], `contribution` of the seed if measured [pp], `reward` of the step [points], and, if available,
+        the step [%], `contribution` of the seed if measured [pp], `reward` of the step [points], and, if available,
         `probability` of the whole action and the critic's `value` [points].
     """
     records, seeds = list[dict[str, Any]](), dict[tuple[int, int], str]()
@@ -36,6 +37,8 @@ def decisions(layout: EnvSpec, update: int, steps: Sequence[Transition]) -> list
             name = f"{update}/{host}/{number}"
             if op == Op.GERMINATE and (signals is None or signals.op_N[host] == op):
                 seeds[host, slot] = name
+            elif signals is not None and not signals.before.within(*OCCUPIED)[host, slot]:
+                seeds.pop((host, slot), None)
             records.append({"id": name, "seed": seeds.get((host, slot))} | _record(layout, host, step))
     return records
 

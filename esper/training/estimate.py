@@ -21,6 +21,7 @@ from esper.env import observation as obs
 from esper.env.actions import VALUES, Op
 from esper.growth.loss import LOGITS
 from esper.hosts.base import segments_of, slot_specs
+from esper.measure import potential
 from esper.measure.costs import count_parameters
 from esper.pool.devices import find_device
 from esper.pool.local import available_cores, cpu_members
@@ -49,8 +50,9 @@ GRAPH = 2
 """Gradients and intermediates of a batch, as a factor on the features that the backward pass needs."""
 LOSS = 3
 """Tensors of the size of the logits that a loss holds: logits, logarithms of probabilities, gradient."""
-SENSED, SENSED_EACH = 2.0, 1.5
-"""Copies of all hosts' captured features that growth potential needs: a constant, plus this many per blueprint."""
+SENSED, SENSED_EACH = 2.5, 1.5
+"""Copies of captured features that growth potential needs: this many for all hosts, and for each blueprint for those that are
+measured at once."""
 REPLAYED = 3
 """Copies of the policy's activations that a learning step holds."""
 
@@ -259,7 +261,10 @@ def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str
     measured = active * size.widest * max(1, VALIDATION_BATCH // positions)
     measured = min(measured, available_cores() * CPU_FEATURES if on_cpu else max(GPU_FEATURES, active * size.widest))
     logits = min(active * batch * positions * task.data.num_classes, (available_cores() if on_cpu else 1) * LOGITS)
-    sensed = hosts * size.features * CAPTURED_BATCHES * batch * 2 * FLOAT * (SENSED + SENSED_EACH * len(config.blueprint))
+    captured = size.features * CAPTURED_BATCHES * batch  # of a host; growth potential is measured for a part of the hosts at once
+    most = potential.CPU_FEATURES * available_cores() if on_cpu else potential.GPU_FEATURES
+    part = max(potential.FEWEST, most // max(1, captured))
+    sensed = 2 * FLOAT * captured * (SENSED * hosts + SENSED_EACH * len(config.blueprint) * min(hosts, part))
     both = ("task.batch_size", f"devices.{name}.members_per_shard" if on_cpu and chosen else "hosts")
     return [
         *([Part("the data", float(task.data.packed_bytes()), ())] if copied else []),

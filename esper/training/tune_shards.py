@@ -25,6 +25,7 @@ from esper.pool.devices import DeviceConfig, find_device, find_precision
 from esper.pool.local import ShardPool
 from esper.pool.training_step import WORTHWHILE
 from esper.task.instances import Split
+from esper.text import counted
 from esper.training.config_io import from_plain
 from esper.training.environment import build_env
 
@@ -45,13 +46,15 @@ class Tuned(NamedTuple):
 
     def lines(self) -> list[str]:
         """Return a sentence for each device that was timed."""
-        return [
-            f"{name}: {(best := min(times, key=times.__getitem__))} hosts per shard, {times[best]:.2g} s for "
-            f"{num_batches(name)} batches "
-            f"({', '.join(f'{size}: {taken:.2g} s' for size, taken in times.items() if size != best)}); "
-            f"repeat with devices.{name}.members_per_shard={best}"
-            for name, times in self.seconds.items()
-        ]
+        lines: list[str] = []
+        for name, times in self.seconds.items():
+            best = min(times, key=times.__getitem__)
+            others = ", ".join(f"{size}: {taken:.2g} s" for size, taken in times.items() if size != best)
+            lines.append(
+                f"{name}: {counted(best, 'host')} per shard, {times[best]:.2g} s for {num_batches(name)} batches"
+                f"{f' ({others})' if others else ''}; repeat with devices.{name}.members_per_shard={best}"
+            )
+        return lines
 
 
 def tuned(config: Config, checkpoints: Checkpoints | None = None) -> Tuned:

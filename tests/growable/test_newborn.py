@@ -40,11 +40,25 @@ def zero(layer: nn.Module) -> nn.Module:
     return layer
 
 
+class Blurred(nn.Module):
+    """A layer with a constant buffer."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.map = zero(nn.Conv2d(channels, channels, 1))
+        self.register_buffer("blur", torch.ones(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.map(self.blur * x)
+
+
 MAKE: dict[str, Callable[[int], nn.Module]] = {
     "zero": lambda channels: zero(nn.Conv2d(channels, channels, 1)),
     "random": lambda channels: nn.Conv2d(channels, channels, 1),
     "narrow": lambda channels: zero(nn.Conv2d(channels, 1, 1)),
     "normed": lambda channels: nn.Sequential(nn.BatchNorm2d(channels), zero(nn.Conv2d(channels, channels, 1))),
+    "behind a norm": lambda channels: nn.Sequential(nn.GroupNorm(1, channels), nn.Conv2d(channels, channels, 1, bias=False)),
+    "blurred": lambda channels: Blurred(channels),
     "empty": lambda channels: nn.Identity(),
     "wrong": lambda channels: nn.Linear(3, 3),
 }
@@ -60,7 +74,8 @@ def own_blueprint(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("random", "is not the identity at birth: end it in a layer initialised to zero"),
         ("narrow", r"returns the shape \(2, 1, 6, 6\) for features of the shape \(2, 4, 6, 6\)"),
-        ("normed", "has buffers, such as running statistics, which a seed must not have"),
+        ("normed", "changes its buffers, such as running statistics, and must not: use GroupNorm"),
+        ("behind a norm", "is not the identity at birth: end it in a layer initialised to zero"),
         ("empty", "has no parameters and cannot learn"),
         ("wrong", r"fails on \(2, 4, 6, 6\) with RuntimeError"),
     ],
@@ -75,6 +90,7 @@ def test_a_seed_that_cannot_grow_is_refused_before_it_is_planted(make: str, sent
             call()
     assert net.seed("early") is None
     net.germinate("early", OwnConfig())
+    net.germinate("late", OwnConfig(make="blurred"))
 
 
 def test_settings_that_a_checkpoint_cannot_hold_are_refused() -> None:
@@ -112,13 +128,17 @@ def test_a_loss_need_not_depend_on_every_slot() -> None:
 
 def test_a_submodule_has_any_of_its_names() -> None:
     net = esper.grow(TwoHeads(), ["same"], torch.randn(2, 4))
-    assert net.germinate("same", "norm")
+    net.module.b.double()  # pyright: ignore[reportCallIssue]
+    net.module.a[1].to(torch.float64)  # pyright: ignore[reportIndexIssue]
+    assert {parameter.dtype for parameter in net.germinate("same", "norm").parameters()} == {torch.float32}
     with pytest.raises(ValueError, match="slots names a submodule twice: a, same"):
         esper.grow(TwoHeads(), ["a", "same"], torch.randn(2, 4))
 
 
 def test_a_submodule_that_is_replaced_later_is_missed_at_once() -> None:
     net = active(grown())
+    net.module[1] = nn.Sequential(net.module[1])  # pyright: ignore[reportIndexIssue]
+    net.begin_epoch()  # a wrapper keeps the slot
     net.module[1] = nn.GELU()  # pyright: ignore[reportIndexIssue]
     for call in (net.begin_epoch, lambda: net.advance("early"), lambda: net.contributions(lambda: 1.0)):
         with pytest.raises(ValueError, match=r"slot early no longer exists, because submodule 1 was replaced after esper.grow"):
@@ -196,8 +216,8 @@ def test_reentrant_checkpointing_is_named(reentrant: bool) -> None:
             call()
 
 
-def test_settings_without_effect_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^ramp=5 has no effect with incubation=none, where a seed is active at once"):
+def test_settings_without_effect_are_told() -> None:
+    with pytest.warns(UserWarning, match=r"^ramp=5 has no effect with incubation=none, where a seed is active at once"):
         grown().germinate("early", "norm", ramp=5)
     with pytest.raises(RuntimeError, match="DataParallel cannot copy slots to several devices"):
         grown().slots[0]._replicate_for_data_parallel()
@@ -215,6 +235,20 @@ def test_an_optimizer_of_the_seeds_alone_is_no_mistake() -> None:
     loss_of(net)().backward()
     optimizer.step()
     net.begin_epoch()
+
+
+def test_a_network_that_an_earlier_version_saved_goes_on() -> None:
+    net = active(grown())
+    state = {name: value for name, value in net.__getstate__().items() if name not in ("_trained", "_incubated")}
+    again = object.__new__(type(net))
+    again.__setstate__(state)
+    again.begin_epoch()
+    slot, parts = net.slots[0], dict(net.slots[0].__dict__)
+    for name in ("_shape", "_positive", "probed"):
+        del parts[name]
+    older = object.__new__(type(slot))
+    older.__setstate__(parts)
+    older.probe(OwnConfig(make="random"))  # its features are not known
 
 
 def test_groups_of_seeds_follow_a_checkpoint() -> None:

@@ -123,6 +123,13 @@ def test_layers_from_outside_the_package_are_counted():
     assert count_flops(layer, torch.randn(1, 3, 7))[1] == 2 * 7 * 3 * 5 * 4
 
 
+def test_attention_of_pytorch_counts_in_evaluation_as_in_training():
+    layer, x = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), torch.randn(1, 5, 8)
+    whole = 2 * 5 * (4 * 8 * 8 + 2 * 8 * 16) + 2 * 2 * 5 * 5 * 8  # projections and MLP; scores and their use
+    assert [count_flops(layer.train(mode), x)[1] for mode in (True, False)] == [whole, whole]
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_a_seed_and_its_gate_cost_from_germination_on():
     costs = count_costs(HOSTS["cnn"](), ALL, samples("cnn", 1))
     state = empty(2, 3)

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from esper.files import DiskError
 from esper.telemetry.anomalies import Anomaly, Findings
-from esper.telemetry.base import RunInfo, Writer, WriterConfig
+from esper.telemetry.base import Rows, RunInfo, Writer, WriterConfig
 from esper.telemetry.config import QuietConfig, Telemetry, TelemetryConfig
 from esper.telemetry.healthy import HEALTHY
 from esper.telemetry.jsonl import read_records
@@ -246,14 +246,20 @@ class Notes(Writer):
     def show(self, update: int, metrics: Mapping[str, float]) -> None:
         self.kept.append(f"show {update}")
 
+    def finish(self, rows: Rows, metrics: Mapping[str, float]) -> None:
+        self.kept.append(f"finish {metrics[ACCURACY]:g}")
+
 
 def test_a_registered_writer_takes_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(WRITERS, "notes", NotesConfig)
     kept: list[str] = []
     run(TelemetryConfig(writers=["jsonl", {"notes": {"kept": kept}}], every=2, decisions=False), tmp_path, total=3)
     assert kept[0] == f"expect {ACCURACY}, policy/kl, host/loss", "once, with those that were not measured"
-    assert kept[1:] == ["show 1", "write 2", "show 2", "write 3", "show 3"]
+    assert kept[1:-1] == ["show 1", "write 2", "show 2", "write 3", "show 3"]
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "times.jsonl"}
+    again: list[str] = []  # a run that was killed before its end has nothing left to train
+    run(TelemetryConfig(writers=[{"notes": {"kept": again}}], every=2, decisions=False), tmp_path, total=3, resume=3)
+    assert (kept[-1], again) == ("finish 3", ["finish 3"])
 
 
 def test_the_times_of_a_resumed_run_are_those_of_all_its_updates(tmp_path: Path) -> None:

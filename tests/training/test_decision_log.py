@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from esper.agent.scripted.base import RandomConfig
+from esper.agent.scripted.base import RandomConfig, compose
 from esper.buffer.transition import Decision, Transition
 from esper.checkpoint import Checkpoints
 from esper.cli.overrides import check
@@ -82,16 +82,20 @@ def test_illegal_decisions_are_marked() -> None:
             return {}
 
         def act(self, observation: Any, state: Any, **_: Any) -> Any:
-            action = np.zeros((4, len(Head)), np.int64)
-            action[1, Head.OP] = Op.PRUNE
-            return Decision(action=action, state=state)
+            op_N = np.array([Op.WAIT, Op.PRUNE, Op.PRUNE if steps else Op.GERMINATE, Op.WAIT])
+            return Decision(action=compose(observation, env.layout, op_N, np.zeros(4, np.int64)), state=state)
 
     with closing(env), np.errstate(all="ignore"):
         env.reset()
         play(env, Stubborn(), record=steps.append)
-    records = decisions(env.layout, 1, steps)
+    every = decisions(env.layout, 1, steps)
+    records = [record for record in every if record["id"].startswith("1/1/")]
     assert len(records) == 14
     assert all(record["refused"] and record["seed"] is None and record["op"] == "prune" for record in records)
+    followed = [record for record in every if record["id"].startswith("1/2/")]
+    gone = next(rank for rank, record in enumerate(followed) if record["op"] == "prune" and not record["refused"])
+    assert {record["seed"] for record in followed[: gone + 1]} == {"1/2/0"}
+    assert {record["seed"] for record in followed[gone + 1 :]} == {None}, "its seed is gone"
 
 
 def test_decisions_are_written_with_details_and_equally_after_a_resume(tmp_path: Path) -> None:

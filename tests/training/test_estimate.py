@@ -58,7 +58,7 @@ def test_a_run_takes_what_was_estimated(more: list[str], tmp_path: Path) -> None
 
 def test_the_line_names_hosts_parameters_memory_and_host_epochs() -> None:
     line = estimate(check(["hosts=64", "updates=50"])).line()
-    assert line == "64 hosts of 496 parameters, about 970 MB of memory; 64,000 host epochs"
+    assert line == "64 hosts of 496 parameters, about 840 MB of memory; 64,000 host epochs"
     assert estimate(check(["env=sandbox"])).line().startswith("32 hosts, about 660 MB of memory; 32,000")
 
 
@@ -199,6 +199,18 @@ def test_growth_potential_counts_where_it_is_measured() -> None:
     words = ["task.batch_size=1000", "host.base_channels=8", "blueprint=[norm]"]
     whole, without = (estimate(check([*words, f"env.potential={word}"])) for word in ("true", "false"))
     assert without.bytes < 0.6 * whole.bytes
+
+
+def test_blueprints_count_for_the_hosts_that_are_measured_at_once() -> None:
+    few, many = (
+        next(
+            part.bytes
+            for part in estimate(check(["hosts=1000", more])).places[subject.CPU]
+            if part.name == "the growth potential"
+        )
+        for more in ("blueprint=[norm]", "blueprint=[norm,conv_light,depthwise,conv_heavy]")
+    )
+    assert few < many < 1.1 * few
 
 
 def test_the_optimiser_counts() -> None:

@@ -123,6 +123,10 @@ def test_a_trace_survives_its_file_and_equal_tables_give_equal_bytes(trace, tmp_
     assert read.keys() == table.keys()
     assert read["reward"] == pytest.approx(table["reward"])
     assert read["op"] == table["op"]
+    names = ["1", "nan", *table["slot"][2:]]  # names of slots are free
+    write_trace(path, table | {"slot": names})
+    assert read_trace(path)["slot"] == names
+    write_trace(path, table)
     assert pd.read_csv(path)["r0c0.stage"].tolist() == table["r0c0.stage"]
 
 
@@ -131,6 +135,10 @@ def test_a_trace_survives_its_file_and_equal_tables_give_equal_bytes(trace, tmp_
 )
 def test_a_damaged_trace_is_named(trace, tmp_path: Path, damage: bytes | None, sentence: str) -> None:
     path = trace_of_update(tmp_path, 1)
+    for epoch in (None, "x", math.inf, 0):
+        write_trace(path, trace[0] | {"epoch": [epoch, *trace[0]["epoch"][1:]]})
+        with pytest.raises(FileError, match=r"update_000001\.csv\.gz is damaged"):
+            read_trace(path)
     write_trace(path, trace[0] | {"version": [99] * len(trace[0]["version"])})
     if damage is not None:
         path.write_bytes(damage)

@@ -10,6 +10,7 @@ import torch
 from esper.config import ConfigError
 from esper.fusion.precision import Precision
 from esper.pool.local import ShardPool
+from esper.text import counted
 from esper.training import tune_shards
 from esper.training.trainer import Trainer
 from esper.training.tune_shards import tuned
@@ -35,7 +36,7 @@ def test_sizes_are_halved_until_two_are_slower(monkeypatch, times, tried, best):
     assert list(outcome.seconds["cpu"]) == tried
     assert (outcome.config.devices["cpu"].members_per_shard, outcome.config.devices["cpu"].tune) == (best, False)
     (line,) = outcome.lines()
-    assert line.startswith(f"cpu: {best} hosts per shard")
+    assert line.startswith(f"cpu: {counted(best, 'host')} per shard")
     assert line.endswith(f"devices.cpu.members_per_shard={best}")
     assert outcome.config.hosts == 7
     assert config.devices["cpu"].tune
