@@ -25,10 +25,11 @@ from esper.training.config_io import flat, to_plain
 
 
 def _reordered(overrides: Sequence[str], others: Sequence[str]) -> bool:
-    """Return whether these are the same overrides in another order, which changes nothing if none sets a key of another."""
-    keys = sorted(override.partition("=")[0].lstrip("+~") for override in overrides)
-    apart = all(key != other and not key.startswith(f"{other}.") for key in keys for other in keys if key is not other)
-    return sorted(overrides) == sorted(others) and apart and len(set(keys)) == len(keys)
+    """Return whether these are the same overrides in another order, which changes nothing if none sets what another one sets."""
+    typed = [(key.lstrip("+~"), value) for key, _, value in (override.partition("=") for override in overrides)]
+    wholes = tuple(f"{key}." for key, value in typed if value.startswith("{"))
+    apart = len({key for key, _ in typed}) == len(typed) and not any(key.startswith(wholes) for key, _ in typed)
+    return sorted(overrides) == sorted(others) and apart
 
 
 def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:

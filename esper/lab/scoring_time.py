@@ -42,7 +42,11 @@ def scoring_share(found: Design) -> float:
 def before(found: Design) -> str:
     """Return the line about scoring that is printed before the first run."""
     share = scoring_share(found)
-    time = f"{share:.2g} times as long as training them" if share >= 1 else f"{100 * share:.0f} % of the time of their training"
+    time = (
+        f"{float(f'{share:.2g}'):g} times as long as training them"
+        if share >= 1
+        else f"{100 * share:.0f} % of the time of their training"
+    )
     more = ", if hosts of score_overrides take as long as those of the training" if found.plan.score_overrides else ""
     more += "; baselines come on top" if found.plan.baselines else ""
     return (

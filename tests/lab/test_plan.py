@@ -16,7 +16,7 @@ from esper.lab.design import AnalysisPlan, Design, command_of, design
 from esper.lab.integrity import _asked, _equal  # pyright: ignore[reportPrivateUsage]
 from esper.lab.looks import as_planned, deviations, scored_with
 from esper.lab.outcomes import CompareConfig
-from esper.lab.plan import announce, experiment
+from esper.lab.plan import _reordered, announce, experiment  # pyright: ignore[reportPrivateUsage]
 from tests.composed import check_sweep
 
 PLAN = """
@@ -350,3 +350,16 @@ def test_a_pilot_is_checked_when_an_experiment_begins(tmp_path: Path) -> None:
     begun = planned(*asked, "root=1", folder=tmp_path / "new")
     replace(begun, root=0).save(tmp_path / "begun")
     assert planned(*asked, folder=tmp_path / "begun").root == 0, "an experiment that has begun is resumed"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "alike"),
+    [
+        (["agent=ppo", "agent.hidden=32", "+x=1"], True),
+        (["hosts=4", "hosts=8"], False),
+        (["task.events={count:[3]}", "task.events.count=[2]"], False),
+    ],
+)
+def test_the_order_of_overrides_matters_only_if_one_sets_what_another_sets(overrides: list[str], alike: bool) -> None:
+    assert _reordered(overrides[::-1], overrides) is alike
+    assert not _reordered(overrides[:-1], overrides)
