@@ -99,12 +99,14 @@ def read_trace(path: Path) -> Table:
         table = {name: _values(name, column) for name, column in zip(head, zip(*rows, strict=True), strict=True)}
         versions, epochs, steps = set(table["version"]), table["epoch"], steps_of(table)
         whole = epochs == [1 + row % steps for row in range(len(epochs))] and epochs[-1] == steps
+        named = _HELD_OUT.fullmatch(path.name)
+        whole = whole and (named is None or len(epochs) == steps * int(named[2]))
     except (OSError, EOFError, ValueError, TypeError, KeyError, ArithmeticError, csv.Error) as error:
         raise FileError(f"{path} is damaged: remove it") from error
     if versions != {VERSION}:
         raise FileError(f"{path} is a trace of another version of Esper: remove it, or read it with pandas")
     if not whole:
-        raise FileError(f"{path} is damaged, since a host lacks epochs: remove it")
+        raise FileError(f"{path} is damaged, since it lacks epochs or hosts: remove it")
     return table
 
 

@@ -48,7 +48,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: (run / "events.jsonl").write_text('{"update": 1, "event": "anomaly"}\n'),
         r"events.jsonl is damaged: move it away; the page then lacks anomalies",
     ),
-    "a trace": (cut, r"update_000001.csv.gz is damaged, since a host lacks epochs: remove it"),
+    "a trace": (cut, r"update_000001.csv.gz is damaged, since it lacks epochs or hosts: remove it"),
 }
 
 

@@ -17,7 +17,7 @@ from esper.files import FileError
 from esper.lifecycle.stages import Stage
 from esper.page.seeds import log_of
 from esper.task.instances import Split
-from esper.telemetry.traces import Table, read_trace, trace_of_update, traced_updates, write_trace
+from esper.telemetry.traces import Table, read_trace, trace_of_evaluation, trace_of_update, traced_updates, write_trace
 from esper.training.environment import build_env
 from esper.training.play import play
 from esper.training.trace import Trace, _plain  # pyright: ignore[reportPrivateUsage]
@@ -134,6 +134,10 @@ def test_a_trace_survives_its_file_and_equal_tables_give_equal_bytes(trace, tmp_
     ("damage", "sentence"), [(b"", "is damaged"), (b"no gzip", "is damaged"), (None, "is a trace of another version")]
 )
 def test_a_damaged_trace_is_named(trace, tmp_path: Path, damage: bytes | None, sentence: str) -> None:
+    held_out = trace_of_evaluation(tmp_path, 1, 99, "policy")
+    write_trace(held_out, trace[0])
+    with pytest.raises(FileError, match="since it lacks epochs or hosts: remove it"):
+        read_trace(held_out)
     path = trace_of_update(tmp_path, 1)
     for epoch in (None, "x", math.inf, 0):
         write_trace(path, trace[0] | {"epoch": [epoch, *trace[0]["epoch"][1:]]})
