@@ -37,7 +37,7 @@ from esper.evaluation.per_host import OBJECTIVES, HostSearch, check_method, name
 from esper.evaluation.presentation import baseline_sentence, figure, oracle_sentence, show, show_details, verdict, write_new
 from esper.evaluation.progress import Progress
 from esper.files import write_whole
-from esper.notices import StatusLine, heard_by, notice
+from esper.notices import StatusLine, UserNotice, heard_by, notice
 from esper.page.page import write_page
 from esper.ranges import check_ranges
 from esper.text import counted
@@ -112,7 +112,11 @@ def parse(arguments: list[str]) -> EvaluateConfig:
         ConfigError: an argument is invalid.
     """
     _refuse_bare_folder(arguments)
-    return read_overrides(EvaluateConfig, arguments, also=TRANSFERABLE)
+    asked = read_overrides(EvaluateConfig, arguments, also=TRANSFERABLE)
+    typed = [key for argument in arguments if (key := argument.partition("=")[0]) in ("trainings", "search_by", "search_times")]
+    if typed and not asked.search_per_host:
+        warnings.warn(f"without effect, since search_per_host is empty: {', '.join(typed)}", UserNotice, stacklevel=2)
+    return asked
 
 
 def title(evaluation: Evaluation) -> str:

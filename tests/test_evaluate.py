@@ -16,6 +16,7 @@ from esper.evaluation.held_out import ORACLE, Choice, Evaluation
 from esper.evaluation.outcomes import HELD_OUT, SPENT, HostOutcomes, summarise
 from esper.evaluation.presentation import oracle_sentence
 from esper.evaluation.progress import Progress
+from esper.notices import UserNotice
 from esper.task.instances import Split
 from esper.training.resume import find_checkpoint
 from esper.training.trainer import Trainer
@@ -319,3 +320,10 @@ def test_help_names_every_key(capsys):
     shown = capsys.readouterr().out
     assert "checkpoint=FOLDER" in shown
     assert all(f"{key}=" in shown for key in ("hosts", "episode", "controllers", "schedules"))
+
+
+@pytest.mark.filterwarnings("error")
+def test_keys_of_searches_are_told_where_there_is_none() -> None:
+    with pytest.raises(UserNotice, match="^without effect, since search_per_host is empty: search_by, trainings$"):
+        parse(["checkpoint=x", "search_by=validation", "trainings=[1]"])
+    parse(["checkpoint=x", "search_by=validation", "search_per_host=[random]"])
