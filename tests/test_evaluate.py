@@ -324,6 +324,6 @@ def test_help_names_every_key(capsys):
 
 @pytest.mark.filterwarnings("error")
 def test_keys_of_searches_are_told_where_there_is_none() -> None:
-    with pytest.raises(UserNotice, match="^without effect, since search_per_host is empty: search_by, trainings$"):
+    with pytest.raises(UserNotice, match=r"^without effect, since search_per_host is empty: search_by, trainings$"):
         parse(["checkpoint=x", "search_by=validation", "trainings=[1]"])
     parse(["checkpoint=x", "search_by=validation", "search_per_host=[random]"])
