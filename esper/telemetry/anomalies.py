@@ -155,7 +155,7 @@ REMEDIES = {
     "kl_spike": "lower agent.learning_rate, or raise agent.minibatches so that the distance is checked after smaller steps",
     "hardly_learned": "lower agent.learning_rate, or raise agent.target_kl",
     "nonfinite": "lower agent.learning_rate, and check rewards and observations for outliers",
-    "useless_critic": "raise agent.value_coef or agent.epochs; policy/value_error_lowest to _highest show where",
+    "useless_critic": "raise agent.value_coef or agent.epochs, and see which of the four policy/value_error_* is off",
     "exploding_gradient": "check rewards and observations for outliers, and lower agent.learning_rate",
     "vanishing_gradient": "check whether the core is saturated, or all rewards are equal",
     "gradient_drift": "look for a change in returns or governor/rollbacks; if there is none, lower the learning rate",

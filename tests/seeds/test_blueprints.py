@@ -10,6 +10,7 @@ from torch.nn.attention import flex_attention as flex
 from esper.config import GROUPS
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import Layout, members_first, side_by_side
+from esper.growable.slot import GrowingSlot
 from esper.growable.topology import able_in, blueprint_for, label
 from esper.hosts.base import SlotSpec
 from esper.notices import UserNotice
@@ -289,10 +290,10 @@ def test_a_blueprint_that_does_not_fit_every_slot_is_refused_with_alternatives(m
 
 def test_a_blueprint_without_defaults_is_given_with_its_settings(monkeypatch):
     monkeypatch.setitem(BLUEPRINTS, "needy", NeedyConfig)
-    slot = SlotSpec("r0c0", 3)
+    slot = GrowingSlot(SlotSpec("r0c0", 3), torch.zeros(2, 3, 4, 4))
     given = blueprint_for(NeedyConfig(width=2), slot)
     assert (given, label(given)) == (NeedyConfig(width=2), "needy(width=2)")
-    assert "norm" in able_in(slot)
+    assert "norm" in able_in(slot.spec)
     with pytest.raises(
         ValueError, match=r"blueprint needy has no default for width: give its config, as in NeedyConfig\(\.\.\.\)"
     ):
