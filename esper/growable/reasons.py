@@ -10,6 +10,9 @@ from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import OCCUPIED, BoolArray, SlotState, Stage
 from esper.text import counted
 
+LEAVING = "holds a seed that is being removed, over the epochs that prune(ramp=...) gave it"
+"""Why nothing is permitted in the slot of a seed that ramps down."""
+
 
 def reason(doing: str, state: SlotState, index: int, rules: SlotsConfig, gates: GatesConfig, chosen_S: BoolArray) -> str:
     """Return why an operation is not permitted in a slot.
@@ -28,7 +31,7 @@ def reason(doing: str, state: SlotState, index: int, rules: SlotsConfig, gates: 
     if stage not in OCCUPIED:
         return f"holds no seed: it is {stage}"
     if state.dying[0, index]:
-        return "holds a seed that is being removed, over the epochs that prune(ramp=...) gave it"
+        return LEAVING
     if doing == "switch":
         kept = stage is Stage.FOSSILIZED
         return "may not be switched: set rules.switchable=True" if kept else f"holds no fossil: its seed is {stage}"
@@ -49,7 +52,7 @@ def _not_free(state: SlotState, index: int, rules: SlotsConfig, chosen_S: BoolAr
     if stage is Stage.FOSSILIZED:
         return "holds a fossil already"
     if state.dying[0, index]:
-        return "holds a seed that is being removed, over the epochs that prune(ramp=...) gave it"
+        return LEAVING
     if stage in OCCUPIED:
         least = rules.min_prune_age
         young = f"prune it at an age of {_age(least)} (rules.min_prune_age)"
