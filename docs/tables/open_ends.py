@@ -33,6 +33,7 @@ NAMES = {
     "dacbench_ppo": "DACBench",
     "plain_loop": "PyTorch",
     "lightning_module": "Lightning",
+    "hugging_face": "Hugging Face Trainer",
     "pytorch": "PyTorch source",
     "export": "torch.export",
     "onnx": "ONNX",

@@ -34,6 +34,7 @@ from esper.growable.slot import (
     parameter_near,
     slot_gradients,
 )
+from esper.growable.stored import as_lists, as_state, decode, encode
 from esper.growable.topology import able_in, blueprint_for, choice, contents, labelled, planted, replant, whole
 from esper.lifecycle import operations
 from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize
@@ -324,18 +325,17 @@ class GrowableModule(nn.Module):
             about = contents(self.module, dict(zip(self._names, self._slots, strict=True)), samples)
             return write(OneInput(on_cpu(self)), samples.cpu(), Path(folder), format, about)
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> Tensor:
         """Return what a checkpoint holds besides parameters: the state of the slots, and the blueprints of their seeds."""
-        arrays = {name: torch.from_numpy(array.copy()) for name, array in self._state.arrays().items()}
         places = {"slots": list(self._names), "paths": list(self._paths), "incubation": self.rules.incubation.value}
-        return places | {"state": arrays, "seeds": planted(self._slots), "born": list(self._born)}
+        return encode(places | {"state": as_lists(self._state), "seeds": planted(self._slots), "born": self._born})
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
+    def set_extra_state(self, state: Tensor | Mapping[str, Any]) -> None:
         """Plant the seeds of a checkpoint, unless they are there; `load_state_dict` then loads their parameters."""
-        refusal.check_checkpoint(state, dict(zip(self._names, self._paths, strict=True)), self.rules.incubation.value)
-        replant(self._slots, state["seeds"], [parameter_near(self.module, path) for path in self._paths])
-        self._state = SlotState(**{name: state["state"][name].cpu().numpy().copy() for name in SlotState.__slots__})
-        self._born = list(state["born"])
+        saved = decode(state)
+        refusal.check_checkpoint(saved, dict(zip(self._names, self._paths, strict=True)), self.rules.incubation.value)
+        replant(self._slots, saved["seeds"], [parameter_near(self.module, path) for path in self._paths])
+        self._state, self._born = as_state(saved["state"], len(self._slots)), list(saved["born"])
         self._trained, self._incubated = False, False
         self._play()
         self._update()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from esper.config import did_you_mean
 from esper.growable.slot import GrowingSlot
+from esper.growable.stored import lasts
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend
 from esper.plugins import load_plugins
@@ -75,7 +76,8 @@ def blueprint_for(given: str | BlueprintConfig, slot: GrowingSlot) -> BlueprintC
         raise ValueError(f"a blueprint must be a name, such as conv_light, or a config, got {given!r}")
     again = restored(described(given))  # a setting may be given as a plain string
     for setting in fields(given):
-        if is_dataclass(value := getattr(given, setting.name)):  # it would become a dict
+        value = getattr(given, setting.name)
+        if is_dataclass(value) or not lasts(primitive(value)):  # a dataclass would become a dict
             raise ValueError(
                 f"{type(given).__name__}: checkpoints cannot hold the setting {setting.name}, a {type(value).__name__}: use "
                 "numbers, strings and lists"
@@ -101,8 +103,13 @@ def described(blueprint: BlueprintConfig) -> dict[str, Any]:
         )
     return {
         "name": name,
-        "settings": {key: str(one) if isinstance(one, StrEnum) else one for key, one in asdict(blueprint).items()},
+        "settings": {key: primitive(one) for key, one in asdict(blueprint).items()},
     }
+
+
+def primitive(value: Any) -> Any:
+    """Return a setting as a checkpoint holds it: members of enumerations as strings, tuples as lists."""
+    return str(value) if isinstance(value, StrEnum) else list(value) if isinstance(value, tuple) else value
 
 
 def label(blueprint: BlueprintConfig) -> str:

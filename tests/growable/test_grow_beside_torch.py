@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.growable.slot import on_cpu
+from esper.growable.stored import decode
 from esper.lifecycle.roles import Fossils, Incubation
 from esper.lifecycle.slots import SlotsConfig
 from esper.seeds.blueprints.cnn import ConvLightConfig
@@ -114,12 +116,16 @@ class OnGPU(Tensor):
         return self.as_subclass(Tensor)
 
 
-def test_a_checkpoint_may_be_loaded_to_a_gpu() -> None:
+def test_a_checkpoint_may_be_loaded_to_a_gpu_and_may_be_that_of_an_earlier_version() -> None:
+    """Earlier versions saved a dictionary with tensors, and fields that are gone."""
     net, other = active(grown()), grown()
-    state = net.get_extra_state()
-    earlier = {"velocity": torch.zeros(1, 1)}  # a field of an earlier version
-    other.set_extra_state(state | {"state": {name: array.as_subclass(OnGPU) for name, array in state["state"].items()} | earlier})
-    assert other.stage("early") is net.stage("early")
+    net.contributions(lambda: torch.rand(7, dtype=torch.float64))
+    stored = net.get_extra_state()
+    state = decode(stored)
+    arrays = {name: torch.tensor(values).as_subclass(OnGPU) for name, values in state["state"].items()}
+    for saved in (stored.as_subclass(OnGPU), {**state, "state": arrays | {"velocity": torch.zeros(1, 1)}}):
+        other.set_extra_state(saved)
+        np.testing.assert_equal(decode(other.get_extra_state()), state)
 
 
 def test_a_network_elsewhere_is_exported_as_a_copy_on_the_cpu() -> None:

@@ -84,10 +84,16 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", GROW, ids=lambda path: path.stem)
 def test_networks_of_other_loops_grow(path: Path, tmp_path: Path) -> None:
-    if path.stem == "lightning_module":
-        pytest.importorskip("lightning_utilities", reason="pip install -e '.[drivers]'")
+    library, epochs, least = {
+        "plain_loop": ("torch", 8, 0),
+        "lightning_module": ("lightning_utilities", 8, 80),
+        "hugging_face": ("transformers", 7, 40),
+    }[path.stem]
+    if find_spec(library) is None:
+        pytest.skip("pip install -e '.[drivers]'")
+    if library != "torch":
         exec(NMS, DEFINED)
-    done = run_forked(f"examples.grow.{path.stem}", "8", cwd=tmp_path)
+    done = run_forked(f"examples.grow.{path.stem}", str(epochs), cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     accuracies = [float(word) for word in done.stdout.split("accuracy")[-1].split() if word.replace(".", "").isdigit()]
     if path.stem == "plain_loop":
@@ -95,5 +101,5 @@ def test_networks_of_other_loops_grow(path: Path, tmp_path: Path) -> None:
         assert grown > alone + 10
     else:
         assert "stage: holding" in done.stdout
-        assert accuracies[0] > 80
+        assert accuracies[0] > least
     assert len(path.read_text().splitlines()) < 60
