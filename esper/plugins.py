@@ -24,6 +24,7 @@ from esper.config import CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, 
 from esper.hosts.custom import IMPORTED
 from esper.notices import UserNotice
 from esper.telemetry.writers import WRITERS, WriterConfig
+from esper.text import error_in_words
 
 ENTRY_POINTS = "esper.parts"
 """Entry point group of plugins."""
@@ -188,12 +189,7 @@ def _options() -> int:
 
 def _why(error: BaseException) -> str:
     """Return an error in one line, with its place in the plugin unless its message is for the user."""
-    message = " ".join(str(error).split())
-    if isinstance(error, ConfigError):
-        return message
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
-    return f"{type(error).__name__}: {message}{'' if isinstance(error, SyntaxError) else place}"
+    return " ".join(str(error).split()) if isinstance(error, ConfigError) else error_in_words(error)
 
 
 def place_in_plugin(error: BaseException) -> str:

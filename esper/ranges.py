@@ -18,6 +18,10 @@ def check_ranges(prefix: str, config: Any, ranges: Mapping[str, Sequence[str]]) 
     for interval, names in ranges.items():
         low, high = map(float, interval[1:-1].split(","))
         for name in names:
+            if name not in given:
+                raise ValueError(
+                    f"{type(config).__name__} names {name} among its sizes or ranges, but has no such field: correct it"
+                )
             value = getattr(config, name)
             above = value is None or value > low or (interval[0] == "[" and value == low)
             below = value is None or value < high or (interval[-1] == "]" and value == high)

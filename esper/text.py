@@ -1,8 +1,10 @@
-"""Numbers, durations and curves as text."""
+"""Numbers, durations, curves and errors as text."""
 
 import math
+import traceback
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 LETTERS = ("", "k", "M", "G", "T", "P", "E")
 """Letters of the powers of 1,000."""
@@ -55,6 +57,14 @@ def alike(*values: float) -> list[str]:
 def percent(share: float) -> str:
     """Return a share such as "38 %", or "0.17 %" if it is small."""
     return f"{100 * share:.2g} %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
+
+
+def error_in_words(error: BaseException) -> str:
+    """Return kind and message of an error in one line, with the file and line that raised it unless these are in the message."""
+    message = " ".join(str(error).split())
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    return f"{type(error).__name__}: {message}{'' if isinstance(error, SyntaxError) else place}"
 
 
 def counted(count: int, noun: str) -> str:

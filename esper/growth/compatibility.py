@@ -63,8 +63,8 @@ def check_host(
         features.append(x)
     if tuple(x.shape) != wanted:
         raise ValueError(
-            f"{name}: the host's output has the shape {tuple(x.shape)}, and the task needs {wanted}, one logit per "
-            "class: correct the last segment"
+            f"{name}: the host's output has the shape {tuple(x.shape)}, and the task needs {wanted}, one "
+            f"{'logit per class' if wanted[-1] > 1 else 'number per sample'}: correct the last segment"
         )
     with flaws(name, "the host"):
         fleet = Fleet([host] * min(2, members))

@@ -26,6 +26,11 @@ class SlotSpec:
     layout: Layout = Layout.IMAGES
     """Layout of the features, which decides which blueprints can grow there."""
 
+    def __post_init__(self) -> None:
+        if self.layout not in list(Layout):
+            raise ValueError(f"SlotSpec of {self.name}: there is no layout {self.layout!r}: choose from {', '.join(Layout)}")
+        object.__setattr__(self, "layout", Layout(self.layout))
+
 
 class Host(nn.Module):
     """A network of S + 1 segments with S slots. Any module with these two attributes is a host; this class stores them."""
@@ -63,6 +68,10 @@ class HostConfig:
         """Return the number of blocks or layers that can be lesioned."""
         return 0
 
+    def lesion_obstacle(self) -> str | None:
+        """Return why lesions would change nothing in this host, or None if they do."""
+        return None if self.num_parts() else "needs a host with parts to lesion"
+
     def sequence_length(self) -> int:
         """Return the length of the token sequences that the host reads, or 0 if it reads images."""
         return 0
@@ -97,7 +106,8 @@ def slot_specs(host: nn.Module) -> tuple[SlotSpec, ...]:
         ValueError: the module is not a host.
     """
     specs, segments = getattr(host, "slots", None), getattr(host, "segments", None)
-    if not isinstance(specs, tuple) or not isinstance(segments, nn.ModuleList):
+    ours = isinstance(specs, tuple) and all(isinstance(slot, SlotSpec) for slot in cast(tuple[object, ...], specs))
+    if not ours or not isinstance(segments, nn.ModuleList):
         raise ValueError(
             f"{type(host).__name__} is not a host: give it `segments`, a ModuleList, and `slots`, a tuple of SlotSpec, as "
             "docs/extending/hosts.md shows"

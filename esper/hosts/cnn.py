@@ -60,6 +60,9 @@ class CNNConfig(HostConfig):
     def num_parts(self) -> int:
         return self.blocks
 
+    def lesion_obstacle(self) -> str | None:
+        return "reduces kernels to their centre, and those of host.kernel=1 have no more" if self.kernel == 1 else None
+
     def build(self, shape: tuple[int, ...], num_classes: int, lesioned: Sequence[bool]) -> "CNNHost":
         return CNNHost(self, shape[0], num_classes, lesioned)
 

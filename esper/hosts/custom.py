@@ -12,6 +12,7 @@ from torch import nn
 from esper.fusion.layout import Layout
 from esper.hosts.base import HostConfig
 from esper.ranges import check_ranges
+from esper.text import error_in_words
 
 IMPORTED: dict[str, None] = {}
 """Modules of the classes that were imported in this process: a run records their source, as it does that of plugins."""
@@ -54,7 +55,9 @@ class CustomConfig(HostConfig):
     def _imported(self) -> type[nn.Module]:
         try:
             found = pkgutil.resolve_name(self.path)
-        except (ModuleNotFoundError, AttributeError, ValueError) as error:
+        except Exception as error:
+            if not isinstance(error, (ModuleNotFoundError, AttributeError, ValueError)):
+                raise ValueError(f"host.path={self.path} cannot be imported: {error_in_words(error)}") from error
             module, _, name = self.path.partition(":")
             if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
                 raise ValueError(f"host.path={self.path} imports {error.name}, which is not installed") from error

@@ -34,7 +34,7 @@ from esper.pool.devices import DeviceConfig, find_device, find_precision
 from esper.pool.host_sampler import HostSampler
 from esper.pool.local import ShardPool
 from esper.task.base import POOL, Task
-from esper.task.data import TaskError
+from esper.task.data import TaskError, hash_rows
 from esper.task.instances import DataView, Split
 
 FORMAT = 3
@@ -148,9 +148,13 @@ class Pretrained:
             arrays += [*state_of(host).items(), view.samples, view.labels, view.classes, view.rate_factor]
         for part in arrays:
             key, value = part if isinstance(part, tuple) else ("", part)
-            array = value.detach().cpu().contiguous().numpy() if isinstance(value, Tensor) else np.array(value)
-            digest.update(f"{key} {array.dtype} {array.shape}".encode())
-            digest.update(b"" if value is None else array.tobytes())
+            values = value.detach() if isinstance(value, Tensor) else np.array(value)
+            kind = torch.atleast_1d(values)[:0].cpu().numpy().dtype if isinstance(values, Tensor) else values.dtype
+            digest.update(f"{key} {kind} {tuple(values.shape)}".encode())
+            if isinstance(values, Tensor):
+                hash_rows(digest.update, values)
+            elif value is not None:
+                digest.update(values.tobytes())
         return digest.hexdigest()
 
 

@@ -140,6 +140,8 @@ def _dense(x: Tensor) -> Tensor:
 def seed_module(blueprint: BlueprintConfig, slot: SlotSpec, *, gated: bool) -> nn.Module:
     """Return the module of a seed: the blueprint's branch, with a gate if `gated`."""
     branch = blueprint.branch(slot)
+    if not isinstance(branch, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{type(blueprint).__name__}.branch returns a {type(branch).__name__}: return a module")
     return Gated(branch, slot.channels) if gated else branch
 
 

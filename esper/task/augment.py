@@ -1,7 +1,7 @@
 """Image augmentation on the device: random shifts and flips.
 
 Each host and epoch has a random stream of its own, so that adding hosts does not change the numbers of others. The images of all
-members are augmented at once, as bytes.
+members are augmented at once, as they are stored: bytes are padded with 0, which is black, and scaled floats with 0, the mean.
 """
 
 # n images, C channels
@@ -31,7 +31,7 @@ class Augmentation:
         return np.concatenate([offsets, mirrored if self.flip else np.zeros_like(mirrored)], axis=1)
 
     def apply(self, images: Tensor, draws_n3: Tensor) -> Tensor:
-        """Apply the draws to byte images `[n, C, H, W]`."""
+        """Apply the draws to images `[n, C, H, W]`, bytes or floats."""
         count, channels, height, width = images.shape
         draws, device = draws_n3.long(), images.device
         rows = torch.arange(height, device=device) + draws[:, :1]

@@ -19,12 +19,14 @@ from esper.notices import UserNotice
 from esper.ranges import check_ranges
 from esper.seeding import stream, torch_stream
 from esper.task.augment import Augmentation
-from esper.task.check import FEW, check_samples, few_samples
-from esper.task.data import Data, TaskError
+from esper.task.check import FEW, check_alike, check_samples, few_samples
+from esper.task.data import Data, DataError, TaskError
 from esper.task.drifts import LABEL_DRIFTS, Drift, domains
 from esper.task.events import CLASSES, RATES, Event, EventsConfig, before_events, class_shares
 from esper.task.instances import DataView, Instance, Instances, Name, Split, data_view
 
+UNLIKELY = 1e-3
+"""Probability below which a cut of shuffled samples would lack classes by chance."""
 POOL = -1
 """Number of the episode in the names of pretrained hosts."""
 
@@ -128,10 +130,13 @@ class TaskConfig:
         if self.instances is Instances.healthy:
             if self.kinds:
                 raise ValueError("task.kinds has no effect on healthy hosts: add task.instances=lesioned, or set task.kinds=[]")
+            for key in fields(host):
+                if key.name.startswith("lesion") and getattr(host, key.name) != key.default:
+                    warnings.warn(f"host.{key.name} has no effect on healthy hosts: add task.instances=lesioned", stacklevel=3)
             return
-        if not (parts := host.num_parts()):
-            raise ValueError("task.instances=lesioned needs a host with parts to lesion: set task.instances=healthy")
-        kinds = self.kinds_of(host)
+        if obstacle := host.lesion_obstacle():
+            raise ValueError(f"task.instances=lesioned {obstacle}: set task.instances=healthy")
+        kinds, parts = self.kinds_of(host), host.num_parts()
         wrong = [kind for kind in kinds if len(kind) != parts or set(kind) - {"o", "x"}]
         if wrong or not kinds:
             raise ValueError(
@@ -163,9 +168,17 @@ class TaskConfig:
         return None
 
     def drifted(self, kind: str, data: Data) -> Data:
-        """Return the data after a drift of this kind."""
-        drifted = self.drifts[kind](data, stream(self.split_seed, "drift", kind))
-        check_samples(drifted, self.samples, self.batch_size, numbers=self.build_objective().numbers, warn=False)
+        """Return the data after a drift of this kind.
+
+        Raises:
+            TaskError: it has another form.
+        """
+        drifted, numbers = self.drifts[kind](data, stream(self.split_seed, "drift", kind)), self.build_objective().numbers
+        try:
+            check_samples(drifted, self.samples, self.batch_size, numbers=numbers, warn=False)
+            check_alike(drifted, data)
+        except DataError as error:
+            raise TaskError(f"task.events.kinds=[{kind}]: after this drift, {error}") from error
         return drifted
 
     def draw_classes(self, name: Name, num_classes: int) -> tuple[int, ...] | None:
@@ -174,8 +187,12 @@ class TaskConfig:
 
     def build(self, host: HostConfig) -> "Task":
         """Load and check the data, and return the task for hosts of this architecture; see `load`."""
+        numbers = self.build_objective().numbers
+        if numbers and (self.label_noise != [0.0] or {*self.events.kinds} & {*CLASSES, *LABEL_DRIFTS}):
+            events = ", ".join(sorted({*CLASSES, *LABEL_DRIFTS}))
+            raise DataError(f"the targets of this task are numbers, without classes: leave out task.label_noise, {events}")
         data = self.load(host.sequence_length())
-        check_samples(data, self.samples, self.batch_size, numbers=self.build_objective().numbers)
+        check_samples(data, self.samples, self.batch_size, numbers=numbers)
         return Task(self, host, data)
 
 
@@ -202,6 +219,8 @@ class Task:
         self.config, self._host, self.data = config, host, _shortened(data, config.valid_samples)
         if kinds := config.events.kinds:
             drifts = {kind: partial(config.drifted, kind) for kind in kinds if kind in config.drifts}
+            if data.mapped and drifts:
+                raise DataError("mapped data stays out of memory, but drifts need copies in memory: leave task.events.kinds out")
             orders = (stream(config.split_seed, name) for name in ("drift_order", "presence_order"))
             self.data = replace(self.data, domains=domains(self.data, drifts, *orders))
 
@@ -275,12 +294,13 @@ class Task:
             layer.register_forward_hook(keep)
         with torch.no_grad():
             x = self.data.inputs(self.data.valid_x[:2])
+            count = len(x)
             for segment in segments_of(host):
                 x = segment(x)
-                segments.append(x.numel() // 2)
+                segments.append(x.numel() // count)
         units = (layer.out_features for layer in host.modules() if isinstance(layer, nn.Linear))
         vectors = flattens(host) and max(units) <= UNITS
-        return FeatureSizes(tuple(segments), max(sizes) // 2, narrow=suits(host), vectors=vectors)
+        return FeatureSizes(tuple(segments), max(sizes) // count, narrow=suits(host), vectors=vectors)
 
     def describe(self, root: int, split: Split, episode: int, index: int) -> str:
         """Return a short name of the instance, such as its lesion, for reports. The controller never sees it."""
@@ -288,15 +308,24 @@ class Task:
 
 
 def _shortened(data: Data, valid_samples: int) -> Data:
-    """Return the data with the first validation samples only; loaders shuffle them."""
+    """Return the data with the first validation samples only, which loaders shuffle."""
     if valid_samples > len(data.valid_y):
         raise TaskError(f"task.valid_samples={valid_samples} exceeds the {len(data.valid_y)} validation samples: use 0 for all")
     if not valid_samples:
         return data
     if valid_samples < FEW <= len(data.valid_y):
-        told = few_samples("valid", valid_samples, numbers=data.valid_y.is_floating_point())
+        told = few_samples("valid", data.valid_y[:valid_samples], numbers=data.valid_y.is_floating_point())
         warnings.warn(f"task.valid_samples={valid_samples}: {told}", UserNotice, stacklevel=2)
     short = replace(data, valid_x=data.valid_x[:valid_samples], valid_y=data.valid_y[:valid_samples])
+    if not data.valid_y.is_floating_point() and data.valid_y.dim() == 1:
+        lost = ~torch.isin(data.valid_y, short.valid_y)
+        if lost.any() and float((~lost).double().mean()) ** valid_samples < UNLIKELY:
+            warnings.warn(
+                f"task.valid_samples={valid_samples}: none of the first validation samples is of class "
+                f"{int(data.valid_y[lost][0])}, and many others are: shuffle the validation samples where the task loads them",
+                UserNotice,
+                stacklevel=2,
+            )
     if short.valid_y.is_floating_point() and short.valid_y.min() == short.valid_y.max():
         raise TaskError(f"task.valid_samples={valid_samples} leaves only equal targets, so R2 is undefined: raise it")
     return short

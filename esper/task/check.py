@@ -22,7 +22,8 @@ SCALE = "a value for each channel from 0 to 255, as in torch.tensor([87.3]).view
 FEW = 5
 """Number of validation or test samples below which a warning is given."""
 FAR_MEAN, FAR_STD = 3.0, 10.0
-"""Absolute mean, and standard deviation, above which inputs were probably not scaled."""
+"""Absolute mean, and standard deviation, above which inputs were probably not scaled; and the same relative to the training
+inputs, above which those of another set were probably scaled otherwise."""
 
 
 def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: bool = False, warn: bool = True) -> None:
@@ -48,7 +49,9 @@ def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: boo
         for name, entry in ((f"{part}_x", x), (f"{part}_y", y)):
             if not isinstance(entry, Tensor):
                 raise DataError(f"{name} is a {type(entry).__name__}: make it a tensor")
-            if not len(entry):
+            if entry.requires_grad:
+                raise DataError(f"{name} requires gradients, and data are constants: use {name}.detach()")
+            if not entry.dim() or not len(entry):
                 raise DataError(f"{name} is empty: put at least one sample into each of train, valid and test")
         if len(x) != len(y):
             raise DataError(f"{part}_x has {len(x)} samples and {part}_y has {len(y)}: give each sample its target")
@@ -65,9 +68,29 @@ def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: boo
         )
 
 
+def check_alike(drifted: Data, data: Data) -> None:
+    """Check that data after a drift has the form of the data before it.
+
+    Raises:
+        DataError: shapes or types differ, or mean, deviation or number of classes.
+    """
+    for name in (f"{part}_{axis}" for part in PARTS for axis in "xy"):
+        new, old = getattr(drifted, name), getattr(data, name)
+        if new.shape != old.shape:
+            raise DataError(f"{name} has the shape {list(new.shape)} instead of {list(old.shape)}: keep the shape")
+        if new.dtype != old.dtype and (old.dim() == new.dim() == 4 or {new.dtype, old.dtype} - {*INTEGERS}):
+            raise DataError(f"{name} is {new.dtype} instead of {old.dtype}: keep the type")
+    scales = [
+        (one.num_classes, *(None if scale is None else scale.tolist() for scale in (one.mean, one.std)))
+        for one in (drifted, data)
+    ]
+    if scales[0] != scales[1]:
+        raise DataError("num_classes, mean or std differs: keep them")
+
+
 def mistakes(data: Data, layout: Layout, *, numbers: bool = False) -> list[str]:
     """Return likely mistakes in data that hosts can learn from: few samples, channels in the last place, inputs that nobody
-    scaled, and classes that never occur.
+    scaled or that have another scale in another set, and classes that never occur.
 
     Args:
         data: data that `check_samples` accepts.
@@ -75,23 +98,15 @@ def mistakes(data: Data, layout: Layout, *, numbers: bool = False) -> list[str]:
         numbers: whether targets are numbers, not classes.
     """
     found: list[str] = []
-    for part, count in {"valid": len(data.valid_x), "test": len(data.test_x)}.items():
-        if count < FEW:
-            found.append(few_samples(part, count, numbers=numbers))
+    for part, y in {"valid": data.valid_y, "test": data.test_y}.items():
+        if len(y) < FEW:
+            found.append(few_samples(part, y, numbers=numbers))
     if layout is not Layout.IMAGES:
         return found
     shape = tuple(data.train_x.shape)
     if channels_last(shape):
         found.append(f"train_x has the shape {list(shape)}, read as {AXES[Layout.IMAGES]}: {PERMUTE}")
-    if shape[2:] != (1, 1):
-        first, scaled = data.inputs(data.train_x[: rows_at_once(data.train_x)]), data.mean is not None
-        mean, std = float(first.mean()), float(first.std())
-        if abs(mean) > FAR_MEAN or std > FAR_STD:
-            found.append(
-                f"train_x has mean {mean:.3g} and standard deviation {std:.3g}{' after Data.mean and Data.std' * scaled}: "
-                "hosts learn best from mean 0 and standard deviation 1, so "
-                f"{'correct these two, for inputs from 0 to 255' if scaled else 'standardize it'}"
-            )
+    found += _unscaled(data)
     if not numbers and (most := ends(data.train_y)[1]) < data.num_classes - 1:
         found.append(
             f"num_classes is {data.num_classes}, and the highest class of train_y is {most}: hosts never learn the others"
@@ -99,10 +114,29 @@ def mistakes(data: Data, layout: Layout, *, numbers: bool = False) -> list[str]:
     return found
 
 
-def few_samples(part: str, count: int, *, numbers: bool) -> str:
-    """Return what follows from few samples of a set."""
-    step = f"accuracy on it moves in steps of {100 / count:.0f} pp" if not numbers else "R2 on it means little"
-    return f"{part}_x has {counted(count, 'sample')}: {step}, so use more"
+def _unscaled(data: Data) -> list[str]:
+    """Return that inputs are far from mean 0 and deviation 1, or those of another set far from the training inputs."""
+    sets = {part: getattr(data, f"{part}_x") for part in PARTS}
+    first = {part: data.inputs(x[: rows_at_once(x)]) for part, x in sets.items()}
+    scale = {part: (float(x.mean()), float(x.std(correction=0))) for part, x in first.items()}
+    after = " after Data.mean and Data.std" if data.mean is not None else ""
+    told = {part: f"{part}_x has mean {mean:.3g} and standard deviation {std:.3g}" for part, (mean, std) in scale.items()}
+    mean, std = scale["train"]
+    if abs(mean) > FAR_MEAN or std > FAR_STD:
+        remedy = "correct these two, for inputs from 0 to 255" if after else "standardize it"
+        return [f"{told['train']}{after}: hosts learn best from mean 0 and standard deviation 1, so {remedy}"]
+    other = [
+        part
+        for part, (other_mean, other_std) in scale.items()
+        if abs(other_mean - mean) > FAR_MEAN * std or not std <= FAR_STD * other_std <= FAR_STD**2 * std
+    ]
+    return [f"{told[part]}, and {told['train']}{after}: scale all sets alike" for part in other]
+
+
+def few_samples(part: str, y: Tensor, *, numbers: bool) -> str:
+    """Return what follows from few samples of a set, which has these targets."""
+    step = "R2 on it means little" if numbers else f"accuracy on it moves in steps of {100 / int((y != IGNORED).sum()):.2g} pp"
+    return f"{part}_x has {counted(len(y), 'sample')}: {step}, so use more"
 
 
 def _check_inputs(name: str, x: Tensor, layout: Layout, data: Data) -> None:

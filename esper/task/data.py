@@ -3,10 +3,12 @@
 # n samples, C channels, T positions
 
 import hashlib
+import os
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +57,16 @@ def reading(path: Path, remedy: str) -> Generator[None]:
 
 
 def visible_files(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return the files below a folder in order, without hidden ones and those in hidden folders, such as .ipynb_checkpoints."""
-    paths = sorted(folder.rglob(pattern))
-    return [path for path in paths if path.is_file() and not any(part[0] == "." for part in path.relative_to(folder).parts)]
+    """Return the files below a folder in order, without hidden ones and those in hidden folders, such as .ipynb_checkpoints.
+
+    Links are followed, but to no folder twice.
+    """
+    found, seen = list[Path](), set[str]()
+    for top, folders, names in os.walk(folder, followlinks=True):
+        seen.add(os.path.realpath(top))
+        folders[:] = [one for one in folders if one[0] != "." and os.path.realpath(os.path.join(top, one)) not in seen]
+        found += [Path(top) / name for name in names if name[0] != "." and fnmatchcase(name, pattern)]
+    return sorted(path for path in found if path.is_file())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,9 +198,7 @@ class Data:
             part = getattr(self, field.name)
             if isinstance(part, Tensor):
                 plain = part.is_floating_point() or (self.mean is not None and field.name.endswith("_x"))  # bytes of images
-                for rows in torch.atleast_1d(part).split(ROWS):
-                    array: Any = (rows if plain else rows.long()).cpu().contiguous().numpy()
-                    digest.update(array)
+                hash_rows(digest.update, part, plain=plain)
         return digest.hexdigest()[:16]
 
     def describe(self) -> str:
@@ -236,6 +243,12 @@ def target_values(targets: Tensor) -> Tensor:
 def rows_at_once(samples: Tensor) -> int:
     """Return the number of samples to read at once: at most `ROWS`, and `VALUES` values."""
     return max(1, min(ROWS, VALUES // max(1, samples[0].numel())))
+
+
+def hash_rows(update: Callable[[Any], None], values: Tensor, *, plain: bool = True) -> None:
+    """Give the values to the `update` of a hash part by part; if not `plain`, as 64-bit integers."""
+    for rows in torch.atleast_1d(values).split(ROWS):
+        update((rows if plain else rows.long()).cpu().contiguous().numpy())
 
 
 def ends(values: Tensor) -> tuple[int, int]:

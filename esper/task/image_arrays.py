@@ -117,6 +117,10 @@ class ImageArraysConfig(AugmentedConfig):
             )
         if x.dtype.kind not in "buif":
             raise TaskError(f"{where} images of type {x.dtype}: give numbers")
+        if x.ndim == 3 and self.channels:
+            warnings.warn(
+                f"task.channels={self.channels} has no effect on images without an axis of channels", UserNotice, stacklevel=2
+            )
         x = x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1) if self._last(x.shape, where) else x
         x = x if x.dtype == np.uint8 else x.astype(np.float64)
         if not np.isfinite(x).all():
@@ -217,7 +221,12 @@ def _data(sets: Mapping[str, Images], where: str) -> Data:
         raise TaskError(f"{where} has {len(kinds)} different classes, more than half as many as images: check its classes")
     if len(missing := np.setdiff1d(kinds, sets["train"].y)):
         raise TaskError(f"{where} has too few images of class {missing[0]} for all sets: add some, or remove them")
-    packed = all(images.x.dtype == np.uint8 for images in sets.values())
+    packed = sets["train"].x.dtype == np.uint8
+    if other := [part for part, images in sets.items() if (images.x.dtype == np.uint8) != packed]:
+        kinds_of = ["bytes" if one else "other numbers" for one in (packed, not packed)]
+        raise TaskError(
+            f"{where}: training images are {kinds_of[0]}, and the {other[0]} set has {kinds_of[1]}: use one type and scale"
+        )
     x = {part: images.x if packed else np.asarray(images.x, np.float64) for part, images in sets.items()}
     units = Units.of_arrays(classes=kinds)
     if not packed:

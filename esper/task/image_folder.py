@@ -7,6 +7,7 @@ beside it are the validation and test sets. A set without a folder is a tenth of
 import importlib
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from esper.seeding import stream
 from esper.task.data import Data, TaskError, Units, reading, visible_files
 from esper.task.images import AugmentedConfig, normalised
 from esper.task.mapped import joined
+from esper.text import counted
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Endings of the files that are read, in lower case: those of torchvision's ImageFolder."""
@@ -31,6 +33,8 @@ SETS = {"train": "train", "val": "valid", "valid": "valid", "validation": "valid
 """Subfolder -> set."""
 LIKE_SETS = (*SETS, "training", "testing")
 """Names of classes, in lower case, that are probably sets."""
+LISTED = 3
+"""Largest number of endings of files that are not read to name."""
 FILES = 128
 """Images that are decoded ahead."""
 DEEP = re.compile(r"(RGB[AXa]?|LA|CMYK);16")
@@ -48,7 +52,8 @@ class ImageFolderConfig(AugmentedConfig):
     Hidden files and folders are left out."""
     size: int = 32
     """Height and width of the images that the hosts read [pixels], from 8 to 1024. Each image is cropped to the square in its
-    centre, resized, and converted to three colours. Higher: more detail; memory and time grow with the square."""
+    centre, resized, and converted to three colours, on white where it is transparent. Higher: more detail; memory and time grow
+    with the square."""
     mapped: bool = False
     """If true, keep the images in a memory-mapped temporary file, in the folder that TMPDIR names, instead of in memory."""
     crop_padding: int = 4
@@ -88,7 +93,7 @@ class ImageFolderConfig(AugmentedConfig):
             TaskError: there are fewer than two classes, a class is unknown or empty, or there are too few images.
         """
         found = self._folders()
-        classes, sets = _subfolders(found["train"]), dict[str, list[tuple[Path, int]]]()
+        classes, sets, others = _subfolders(found["train"]), dict[str, list[tuple[Path, int]]](), list[str]()
         if len(classes) < 2:
             raise TaskError(
                 f"task.folder={self.folder} needs a subfolder of images for each of at least two classes, and {found['train']} "
@@ -104,7 +109,9 @@ class ImageFolderConfig(AugmentedConfig):
                 raise TaskError(
                     f"{folder / unknown[0]} is a class without training images: remove it, or add it to the training set"
                 )
-            files = {one: [path for path in visible_files(folder / one) if path.suffix.lower() in ENDINGS] for one in classes}
+            found_in = {one: visible_files(folder / one) for one in classes}
+            files = {one: [path for path in paths if path.suffix.lower() in ENDINGS] for one, paths in found_in.items()}
+            others += [path.suffix.lower() or path.name for paths in found_in.values() for path in paths]
             empty = [one for one in classes if not files[one]]
             if empty and name == "train":
                 raise TaskError(f"{folder / empty[0]} has no image ({', '.join(ENDINGS)}): remove it, or add images")
@@ -114,6 +121,9 @@ class ImageFolderConfig(AugmentedConfig):
                 f"task.folder={self.folder} has too few images: add some, to have at least ten for training and "
                 "one in every other set"
             )
+        if unread := Counter(ending for ending in others if ending not in ENDINGS):
+            kinds = ", ".join(f"{counted(number, 'file')} {ending}" for ending, number in unread.most_common(LISTED))
+            warnings.warn(f"task.folder={self.folder}: not read: {kinds}: convert images to .png", UserNotice, stacklevel=2)
         return classes, sets
 
     def _folders(self) -> dict[str, Path]:
@@ -174,10 +184,18 @@ def _read(path: Path, size: int) -> npt.NDArray[np.uint8]:
                 if _is_deep(image):
                     raise TaskError(f"{path} has more than 8 bits per channel: save it with 8")
                 upright = pillow.exif_transpose(image)  # cameras store how they were held
-                square = pillow.fit(upright.convert("RGB"), (size, size), pillow.Image.Resampling.BILINEAR)
+                square = pillow.fit(_opaque(upright, pillow.Image), (size, size), pillow.Image.Resampling.BILINEAR)
         except (SyntaxError, pillow.Image.DecompressionBombError) as error:
             raise ValueError(str(error)) from error
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+
+def _opaque(image: Any, pillow: Any) -> Any:
+    """Return an image in three colours, on white where it is transparent."""
+    if "A" not in image.getbands() and "transparency" not in image.info:
+        return image.convert("RGB")
+    coloured = image.convert("RGBA")
+    return pillow.alpha_composite(pillow.new("RGBA", coloured.size, "white"), coloured).convert("RGB")
 
 
 def _is_deep(image: Any) -> bool:

@@ -1,13 +1,17 @@
 """Arrays in a temporary file instead of memory, for data sets that exceed it."""
 
+import os
 from collections.abc import Iterable
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, gettempdir
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from esper.files import disk
+from esper.task.data import TaskError
 
 
 def joined(parts: Iterable[npt.NDArray[Any]], *, mapped: bool) -> Tensor:
@@ -20,8 +24,11 @@ def joined(parts: Iterable[npt.NDArray[Any]], *, mapped: bool) -> Tensor:
     """
     if not mapped:
         return torch.from_numpy(np.concatenate(list(parts)))
+    chosen, folder = os.environ.get("TMPDIR"), gettempdir()
+    if chosen and not os.path.samefile(folder, chosen if os.path.isdir(chosen) else os.devnull):
+        raise TaskError(f"TMPDIR={chosen} is not a folder in which files can be written: make it, or set another")
     rows, last = 0, np.empty(0)
-    with TemporaryFile() as file:
+    with disk(f"write the mapped data to {folder}", "set TMPDIR to a folder with more room"), TemporaryFile() as file:
         for last in parts:
             file.write(np.ascontiguousarray(last).data)
             rows += len(last)

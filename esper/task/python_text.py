@@ -46,9 +46,11 @@ def swapcase(data: Data, rng: np.random.Generator) -> Data:
     """Exchange upper and lower case."""
     table = torch.tensor([ord(chr(byte).swapcase()) if byte < 128 else byte for byte in range(BYTES)])
     parts = {f"{part}_{axis}": getattr(data, f"{part}_{axis}") for part in ("train", "valid", "test") for axis in "xy"}
-    return replace(
-        data, **{name: torch.where(part == IGNORED, part, table[part.clamp(min=0).long()]) for name, part in parts.items()}
-    )
+
+    def changed(part: Tensor) -> Tensor:
+        return torch.where(part == IGNORED, part, table[part.clamp(min=0).long()].to(part.dtype))
+
+    return replace(data, **{name: changed(part) for name, part in parts.items()})
 
 
 TEXT_DRIFTS: Mapping[str, Drift] = {"prose": prose, "swapcase": swapcase, **LABEL_DRIFTS}

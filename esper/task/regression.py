@@ -14,7 +14,7 @@ from esper.ranges import check_ranges
 from esper.task.base import TaskConfig
 from esper.task.data import Data, TaskError, Units
 from esper.task.drifts import Drift, noise
-from esper.task.splits import Floats, scaled, split_rows
+from esper.task.splits import Floats, scaled, split_rows, warn_of_constants
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,10 +45,12 @@ class RegressionConfig(TaskConfig):
         return Numbers(self.objective, self.delta)
 
 
-def split_table(rows: Floats, targets: Floats, shuffle: np.random.Generator, name: str, target: str = "") -> Data:
+def split_table(
+    rows: Floats, targets: Floats, shuffle: np.random.Generator, name: str, target: str = "", columns: Sequence[str] = ()
+) -> Data:
     """Return shuffled rows `[n, C]` and targets `[n]`, divided into three sets, with mean 0 and deviation 1 over training.
 
-    Rows become images `[n, C, 1, 1]`, so that every host that reads images accepts them.
+    Rows become images `[n, C, 1, 1]`, which hosts that read images accept unless they pool.
 
     Args:
         rows: numbers of each sample.
@@ -56,6 +58,7 @@ def split_table(rows: Floats, targets: Floats, shuffle: np.random.Generator, nam
         shuffle: stream of the order.
         name: name of the table in errors.
         target: name of what is predicted.
+        columns: names of the columns, for a warning.
 
     Raises:
         TaskError: there are too few rows, or the targets of a set are all equal.
@@ -65,6 +68,8 @@ def split_table(rows: Floats, targets: Floats, shuffle: np.random.Generator, nam
         raise TaskError(f"{name} has the same target in every row, so there is nothing to predict: name another column")
     if constant := [part for part, chosen in parts.items() if not np.ptp(targets[chosen])]:
         raise TaskError(f"{name} has equal targets in all rows of its {constant[0]} split, so R2 is undefined: add rows")
+    if columns:
+        warn_of_constants(rows, parts["train"], columns, name)
     tensors: dict[str, Any] = {}
     (x, mean, std), (y, target_mean, target_std) = (scaled(values, parts["train"]) for values in (rows, targets))
     for part, chosen in parts.items():

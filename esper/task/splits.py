@@ -1,8 +1,12 @@
 """Random splits of the rows of a table into three sets, and scaling by the training set."""
 
+import warnings
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
+from esper.notices import UserNotice
 from esper.task.data import TaskError
 
 Floats = npt.NDArray[np.float64]
@@ -29,10 +33,27 @@ def split_rows(count: int, shuffle: np.random.Generator, name: str) -> dict[str,
 def mean_and_deviation(values: Floats, axis: tuple[int, ...] = (0,)) -> tuple[Floats, Floats]:
     """Return mean and standard deviation over these axes, kept with length 1. For values that are constant up to rounding, these
     are exactly the lowest value and 1. A deviation too small for a float is 1 as well."""
-    lowest, highest = values.min(axis=axis, keepdims=True), values.max(axis=axis, keepdims=True)
+    constant, lowest = _constant(values, axis), values.min(axis=axis, keepdims=True)
     mean, std = values.mean(axis=axis, keepdims=True), values.std(axis=axis, keepdims=True)
-    constant = highest - lowest <= ROUNDING * np.maximum(abs(lowest), abs(highest))
     return np.where(constant, lowest, mean), np.where(constant | (std == 0), 1.0, std)
+
+
+def _constant(values: Floats, axis: tuple[int, ...] = (0,)) -> npt.NDArray[np.bool_]:
+    """Return whether values are constant over these axes up to rounding."""
+    lowest, highest = values.min(axis=axis, keepdims=True), values.max(axis=axis, keepdims=True)
+    return highest - lowest <= ROUNDING * np.maximum(abs(lowest), abs(highest))
+
+
+def warn_of_constants(values: Floats, train: npt.NDArray[np.int64], names: Sequence[str], where: str) -> None:
+    """Warn of columns that are constant in the training rows and not in the others: there, their values are not scaled."""
+    told = _constant(values[train])[0] & ~_constant(values)[0]
+    if found := [name for name, one in zip(names, told, strict=True) if one]:
+        warnings.warn(
+            f"{where}: constant in the training rows only: {', '.join(found)}: hosts learn nothing from such a column, and read "
+            "its other values unscaled: leave it out",
+            UserNotice,
+            stacklevel=2,
+        )
 
 
 def scaled(values: Floats, train: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float32], Floats, Floats]:

@@ -45,7 +45,8 @@ class TableFileConfig(RegressionConfig):
                 UserNotice,
                 stacklevel=2,
             )
-        return split_table(table.rows, values, stream(self.split_seed, "table_split"), f"task.file={self.file}", table.name)
+        shuffle, where = stream(self.split_seed, "table_split"), f"task.file={self.file}"
+        return split_table(table.rows, values, shuffle, where, table.name, table.columns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +55,8 @@ class Table:
 
     rows: npt.NDArray[np.float64]
     """All columns but the target `[n, C]`."""
+    columns: list[str]
+    """Their names."""
     target: list[str]
     """The column to predict, as text without blanks around it."""
     name: str
@@ -88,7 +91,8 @@ def read_table(file: str, target: str, *, numbers: bool) -> Table:
                 raise TaskError(f"{where} has no value in column {names[place]!r}{mark}: fill it in, or remove the line")
             if number:
                 row[place] = _number(cell, where, names[place], names[column])
-    return Table(rows=np.delete(rows, column, 1), target=[line[column] for _, line in lines], name=names[column])
+    others = [name for name in names if name != names[column]]
+    return Table(rows=np.delete(rows, column, 1), columns=others, target=[line[column] for _, line in lines], name=names[column])
 
 
 def _cells(path: Path, kind: str) -> tuple[list[str], list[tuple[int, list[str]]]]:

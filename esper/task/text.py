@@ -16,7 +16,7 @@ from esper.fusion.layout import Layout
 from esper.hosts.base import HostConfig
 from esper.seeding import stream
 from esper.task.base import TaskConfig
-from esper.task.data import IGNORED, Data, TaskError, ends, smallest_type
+from esper.task.data import IGNORED, Data, TaskError, smallest_type
 from esper.task.mapped import joined
 
 BYTES = 256
@@ -49,7 +49,7 @@ class TextConfig(TaskConfig):
 
 
 def blocks(
-    texts: Iterable[Sequence[int] | npt.NDArray[np.uint8]], context: int, filler: int, *, vocab: int | None = None
+    texts: Iterable[Sequence[int] | npt.NDArray[np.uint8]], context: int, filler: int, vocab: int, *, mapped: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Cut texts into tokens `[n, T]` and next tokens `[n, T]`, T = context, so that each token but the first is predicted once.
 
@@ -59,19 +59,27 @@ def blocks(
         texts: tokens of each text.
         context: T.
         filler: token of padded positions.
-        vocab: size of the vocabulary, to keep the blocks in a temporary file in the smallest type; None: keep them in memory.
+        vocab: size of the vocabulary. The blocks have the smallest type that holds it.
+        mapped: if true, keep the blocks in a temporary file.
 
     Raises:
         ValueError: all texts have fewer than two tokens.
+        TaskError: a token is not in the vocabulary.
     """
-    kind = torch.int64 if vocab is None else smallest_type(IGNORED, vocab - 1)
-    filled = (_padded(torch.tensor(text, dtype=torch.int64), context) for text in texts if len(text) > 1)
+    kind = smallest_type(IGNORED, vocab - 1)
+    filled = (_padded(_known(torch.tensor(text, dtype=torch.int64), vocab), context) for text in texts if len(text) > 1)
     pairs = (torch.stack([torch.where(row == IGNORED, filler, row)[:, :-1], row[:, 1:]], 1) for row in filled)
     first = next(pairs, None)
     if first is None:
         raise ValueError("no text has two tokens")
-    whole = joined((pair.to(kind).numpy() for pair in chain([first], pairs)), mapped=vocab is not None)
+    whole = joined((pair.to(kind).numpy() for pair in chain([first], pairs)), mapped=mapped)
     return whole[:, 0], whole[:, 1]
+
+
+def _known(tokens: Tensor, vocab: int) -> Tensor:
+    if (highest := int(tokens.max())) >= vocab:
+        raise TaskError(f"token {highest} exceeds the vocabulary of {vocab}: use the tokenizer of these texts")
+    return tokens
 
 
 def _padded(tokens: Tensor, context: int) -> Tensor:
@@ -80,14 +88,6 @@ def _padded(tokens: Tensor, context: int) -> Tensor:
     whole = torch.full((blocks * context + 1,), IGNORED, dtype=torch.int64)
     whole[: len(tokens)] = tokens
     return whole[torch.arange(blocks)[:, None] * context + torch.arange(context + 1)]
-
-
-def text_data(parts: Sequence[tuple[Tensor, Tensor]], vocab: int, *, mapped: bool = False) -> Data:
-    """Return the data of training, validation and test blocks; validation blocks must be shuffled, since a task may cut them."""
-    highest = max(ends(x)[1] for x, _ in parts)
-    if highest >= vocab:
-        raise TaskError(f"token {highest} exceeds the vocabulary of {vocab}: use the tokenizer of these texts")
-    return Data.of_sets(parts, vocab, mapped=mapped)
 
 
 def split_texts(
@@ -114,7 +114,7 @@ def split_texts(
             smaller = min(parts[:2], key=lambda part: sum(map(len, part)))
             (smaller if sum(map(len, smaller)) < SHARE * total else parts[2]).append(text)
     valid, test, train = (
-        blocks([np.frombuffer(text, np.uint8) for text in part], context, 0, vocab=BYTES if mapped else None) for part in parts
+        blocks([np.frombuffer(text, np.uint8) for text in part], context, 0, BYTES, mapped=mapped) for part in parts
     )
     return [train, valid, test]
 
@@ -136,4 +136,4 @@ def byte_data(texts: Mapping[str, bytes], split_seed: int, name: str, context: i
     """Return the bytes of texts, split by text; `name` starts the names of the random streams."""
     train, (valid_x, valid_y), test = split_texts(texts, stream(split_seed, f"{name}_split"), context, mapped=mapped)
     shuffled = stream(split_seed, f"{name}_valid").permutation(len(valid_x))
-    return text_data([train, (valid_x[shuffled], valid_y[shuffled]), test], BYTES, mapped=mapped)
+    return Data.of_sets([train, (valid_x[shuffled], valid_y[shuffled]), test], BYTES, mapped=mapped)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from esper.ranges import check_ranges
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, reading
-from esper.task.text import TextConfig, blocks, text_data
+from esper.task.text import TextConfig, blocks
 
 TRAIN_FILE, VALID_FILE, TOKENIZER_FILE = "TinyStories-train.txt", "TinyStories-valid.txt", "tokenizer.json"
 END = "<|endoftext|>"
@@ -61,9 +61,8 @@ class TinyStoriesConfig(TextConfig):
                 yield [*encoded.ids, end]
 
         size = tokenizer.get_vocab_size()
-        vocab = size if self.mapped else None
-        parts = [blocks(tokens(stories), context, end, vocab=vocab) for stories in (train, valid, test)]
-        return text_data(parts, size, mapped=self.mapped)
+        parts = [blocks(tokens(stories), context, end, size, mapped=self.mapped) for stories in (train, valid, test)]
+        return Data.of_sets(parts, size, mapped=self.mapped)
 
 
 def _tokenizer(path: Path) -> Any:

@@ -5,6 +5,8 @@ import torch
 
 from esper.hosts.base import Host, SlotSpec, slot_specs
 from esper.hosts.cnn import CNNConfig
+from esper.task.digits import DigitsConfig
+from esper.task.instances import Instances
 
 
 @pytest.mark.parametrize(("blocks", "pools"), [(1, 0), (1, 1), (3, 0), (3, 2), (3, 3), (4, 1)])
@@ -132,3 +134,11 @@ def test_a_module_that_is_not_a_host_is_refused():
         slot_specs(twice)
     with pytest.raises(ValueError, match="Host has 1 segments and 1 slots"):
         slot_specs(Host([torch.nn.ReLU()], [SlotSpec("r0c0", 3)]))
+
+
+def test_kernels_without_context_cannot_be_lesioned():
+    with pytest.raises(
+        ValueError, match=r"^task.instances=lesioned reduces .* of host.kernel=1 have no more: set task.instances=h"
+    ):
+        DigitsConfig().check_host(CNNConfig(kernel=1))
+    DigitsConfig(instances=Instances.healthy).check_host(CNNConfig(kernel=1))

@@ -61,6 +61,15 @@ class Misfit(Host):
     def __init__(self, shape, num_classes):
         super().__init__([nn.Identity(), nn.Linear(3, num_classes)], [SlotSpec("r0c0", shape[0])])
 
+class SlotsByName(MyHost):
+    def __init__(self, shape, num_classes):
+        super().__init__(shape, num_classes)
+        self.slots = tuple(slot.name for slot in self.slots)
+
+class NoLayout(Host):
+    def __init__(self, shape, num_classes):
+        super().__init__([nn.Identity(), nn.Linear(3, num_classes)], [SlotSpec("r0c0", shape[0], "image")])
+
 class NoSlots(nn.Module):
     def __init__(self, shape, num_classes):
         super().__init__()
@@ -147,6 +156,8 @@ def on_the_path(nothing_left: None, own_parts: None, tmp_path: Path, monkeypatch
     """Put the module `my_hosts` on Python's search path."""
     (tmp_path / "my_hosts.py").write_text(MODULE)
     (tmp_path / "imports.py").write_text("import no_such_module")
+    (tmp_path / "broken.py").write_text("# a comment\n1 / 0")
+    (tmp_path / "misspelt.py").write_text("clas Host: ...")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("my_hosts", None)
@@ -209,6 +220,10 @@ def test_a_custom_host_of_text_trains(tmp_path) -> None:
         ("my_hosts:YourHost", "host.path=my_hosts:YourHost: module 'my_hosts' has no attribute 'YourHost'"),
         ("my_hosts:text", "host.path=my_hosts:text is not a subclass of torch.nn.Module: name one"),
         ("my_hosts", "host.path must name a module and a class, as in my_package.my_module:MyHost, got my_hosts"),
+        ("broken:Host", "host.path=broken:Host cannot be imported: ZeroDivisionError: division by zero (broken.py, line 2)"),
+        ("misspelt:Host", "host.path=misspelt:Host cannot be imported: SyntaxError: "),
+        ("my_hosts:SlotsByName", "SlotsByName is not a host: give it `segments`, a ModuleList, and `slots`, a tuple of SlotSpec"),
+        ("my_hosts:NoLayout", "SlotSpec of r0c0: there is no layout 'image': choose from images, vectors, sequences"),
         ("my_hosts:NoSlots", "NoSlots is not a host: give it `segments`, a ModuleList, and `slots`"),
         ("my_hosts:NoArguments", "cannot be called as NoArguments(shape, num_classes)"),
         ("my_hosts:NineClasses", "the host's output has the shape (3, 9), and the task needs (3, 10), one logit per class"),
@@ -234,7 +249,7 @@ def test_a_custom_host_of_text_trains(tmp_path) -> None:
         ("my_hosts:Signed", "the host cannot run under torch.func.vmap (vmap: It looks like you're calling .item() on a Tensor"),
         ("my_hosts:Peak", "the host mixes the samples of a batch in evaluation mode: compute each sample alone"),
         ("my_hosts:InPlace", "segment 1 of the host changes its input in place: use inplace=False"),
-        ("my_hosts:Error", "segment 1 of the host fails on (3, 6, 3, 3) with KeyError: 'lost' (my_hosts.py, line 9"),
+        ("my_hosts:Error", "segment 1 of the host fails on (3, 6, 3, 3) with KeyError: 'lost' (my_hosts.py, line 1"),
     ],
 )
 @pytest.mark.usefixtures("on_the_path")

@@ -1,5 +1,6 @@
 """Data that is streamed gives the numbers of resident data, bit for bit, also where a read fails once."""
 
+import errno
 import gc
 import threading
 from dataclasses import replace
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.files import DiskError
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
 from esper.hosts.transformer import TransformerConfig
@@ -135,6 +137,23 @@ def test_parts_are_written_to_a_file_one_by_one(tmp_path, monkeypatch):
     whole = joined(iter(parts), mapped=True)
     assert whole.equal(joined(iter(parts), mapped=False))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_chosen_folder_that_is_not_there_is_not_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    with pytest.raises(TaskError, match=r"^TMPDIR=.*gone is not a folder in which files can be written: make it, or set another"):
+        joined([np.zeros(3)], mapped=True)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert joined([np.zeros(3)], mapped=True).equal(torch.zeros(3, dtype=torch.float64))
+    monkeypatch.setattr("esper.task.mapped.TemporaryFile", full)
+    with pytest.raises(DiskError, match=r"write the mapped data to .*gone"):
+        joined([np.zeros(3)], mapped=True)
+
+
+def full():
+    raise OSError(errno.ENOSPC, "no space")
 
 
 class Failing:

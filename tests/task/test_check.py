@@ -15,11 +15,13 @@ import esper
 from esper.cli.overrides import check
 from esper.cli.readiness import ready
 from esper.config import ConfigError
+from esper.growth.objective import Numbers
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.transformer import TransformerConfig
 from esper.notices import UserNotice
 from esper.task.data import IGNORED, ROWS, Data, TaskError, rows_at_once
 from esper.task.digits import DigitsConfig
+from esper.task.events import EventsConfig
 from esper.task.images import ImagesConfig
 from esper.task.loading import load_task
 from esper.task.text import TextConfig
@@ -116,6 +118,8 @@ IMAGES: dict[str, tuple[Change, str]] = {
         "train_x has 3 samples, fewer than task.batch_size=4: lower task.batch_size",
     ),
     "tuple": (lambda data: (data.train_x, data.train_y), "load returns a tuple: return a Data"),
+    "no_axis": (with_entry("train_y", lambda y: y[0]), "train_y is empty: put at"),
+    "gradients": (with_entry("valid_x", lambda x: x.requires_grad_()), "valid_x requires gradients, and data are constants: use"),
 }
 TEXT: dict[str, tuple[Change, str]] = {
     "high_token": (with_value("valid_x", 5), "valid_x, as a token, has the value 5, which must be from 0 to num_classes - 1"),
@@ -182,6 +186,12 @@ def moved_channels(data: Data) -> Data:
             "valid_x has 2 samples: accuracy on it moves in steps of 50 pp, so use more",
         ),
         (with_entry("num_classes", lambda count: 4), "num_classes is 4, and the highest class of train_y is 2"),
+        (
+            with_entry("test_x", lambda x: 20 * x),
+            r"test_x has mean \S+ and standard deviation \S+, and train_x has .*: scale all sets alike",
+        ),
+        (with_entry("valid_x", lambda x: x + 9), "valid_x has mean .*: scale all sets alike"),
+        (with_entry("valid_x", lambda x: x / 20), "valid_x has mean .*: scale all sets alike"),
     ],
 )
 def test_what_is_hardly_meant_warns(change: Change, sentence: str) -> None:
@@ -260,6 +270,10 @@ def test_a_shipped_task_is_checked_too() -> None:
         ("task.events.ramp=[5] task.events.replay=0.5", "^task.events.ramp, task.events.replay have no effect, since"),
         ("task.events.kinds=[blur] task.events.group=1", "^task.events.group=1 has no effect, since no classes arrive or leave$"),
         ("task.events.kinds=[blur] task.events.replay=0.5", "^task.events.replay=0.5 has no effect, since no classes arrive$"),
+        (
+            "task=digits_mlp task.instances=healthy host.lesion_keeps=0.9",
+            "^host.lesion_keeps has no effect on healthy hosts: add",
+        ),
         ("task.pretrain_pool=8", "^task.pretrain_pool has no effect, since task.pretrain is 0$"),
         ("task.pretrain_folder=pools", "^task.pretrain_folder has no effect, since task.pretrain is 0$"),
     ],
@@ -272,3 +286,74 @@ def test_keys_without_effect_are_told(overrides, sentence):
 def test_few_validation_samples_are_told_also_if_they_are_chosen():
     with pytest.warns(UserNotice, match=r"^task.valid_samples=3: valid_x has 3 samples: accuracy on it moves in steps of 33 pp"):
         DigitsConfig(valid_samples=3).build(CNNConfig())
+    with pytest.warns(UserNotice, match=r"^task.valid_samples=3: valid_x has 3 samples: accuracy on it moves in steps of 8.3 pp"):
+        WrongText(valid_samples=3).build(TransformerConfig(context=4))  # 4 targets each
+
+
+def many(change: Change) -> Change:
+    """Return a change of 120 samples of three classes in order."""
+
+    def changed(data: Data) -> Data:
+        x, y = torch.randn(120, 1, 8, 8), torch.arange(120) // 40
+        return change(Data(train_x=x, train_y=y, valid_x=x, valid_y=y, test_x=x, test_y=y, num_classes=3))
+
+    return changed
+
+
+def test_validation_samples_that_are_sorted_and_cut_are_told(recwarn: pytest.WarningsRecorder) -> None:
+    shuffled = with_entry("valid_y", lambda y: y[torch.randperm(len(y))])
+    WrongImages(change=many(shuffled), valid_samples=20).build(CNNConfig())
+    WrongImages(change=many(with_entry("num_classes", int)), valid_samples=0).build(CNNConfig())
+    assert not recwarn.list
+    with pytest.warns(UserNotice, match=r"^task.valid_samples=20: none of the first .* of class 1, .*: shuffle the validation"):
+        WrongImages(change=many(with_entry("num_classes", int)), valid_samples=20).build(CNNConfig())
+
+
+def cropped(x: torch.Tensor) -> torch.Tensor:
+    return x[..., 1:]
+
+
+DRIFTS: dict[str, tuple[Change, str]] = {
+    "not_data": (lambda data: data.train_x, "load returns a Tensor: return a Data"),
+    "fewer": (
+        lambda data: replace(data, train_x=data.train_x[1:], train_y=data.train_y[1:]),
+        r"train_x has the shape \[11, 1, 8, 8\] instead of \[12, 1, 8, 8\]",
+    ),
+    "smaller": (
+        lambda data: replace(data, **{f"{part}_x": cropped(getattr(data, f"{part}_x")) for part in ("train", "valid", "test")}),
+        r"train_x has the shape \[12, 1, 8, 7\] instead of",
+    ),
+    "nan": (with_value("train_x", torch.nan), "train_x has 1 values that are NaN"),
+    "bytes": (as_bytes(1.0), "train_x is torch.uint8 instead of torch.float32: keep the type"),
+    "scale": (lambda data: replace(data, mean=torch.tensor([1.0])), "num_classes, mean or std differs: keep them"),
+}
+"""What a drift of the user's own does -> its function, and the sentence."""
+
+
+@pytest.mark.parametrize("kind", DRIFTS)
+def test_a_drift_that_changes_the_form_of_data_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    change, sentence = DRIFTS[kind]
+    monkeypatch.setattr(WrongImages, "drifts", {"mine": lambda data, rng: change(data)})
+    with pytest.raises(TaskError, match=rf"^task.events.kinds=\[mine\]: after this drift, {sentence}[^\n]*$"):
+        load_task(WrongImages(events=EventsConfig(kinds=["mine"])), CNNConfig())
+
+
+def test_mapped_data_does_not_drift() -> None:
+    config = WrongImages(events=EventsConfig(kinds=["blur"]), change=with_entry("mapped", lambda _: True))
+    with pytest.raises(TaskError, match=r"^task=WrongImages: mapped data stays out of memory, but drifts need copies in memory"):
+        load_task(config, CNNConfig())
+
+
+def test_targets_that_are_numbers_have_no_classes_to_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WrongImages, "build_objective", lambda config: Numbers())
+    for wrong in (WrongImages(label_noise=[0.2]), WrongImages(events=EventsConfig(kinds=["mislabel"]))):
+        with pytest.raises(
+            TaskError, match=r"^task=WrongImages: the targets of this task are numbers, without classes: leave out"
+        ):
+            load_task(wrong, CNNConfig())
+
+
+def test_sizes_are_those_of_a_sample_also_if_there_is_one() -> None:
+    one = with_entry("valid_x", lambda x: x[:1])
+    few = WrongImages(change=lambda data: replace(one(data), valid_y=data.valid_y[:1])).build(CNNConfig())
+    assert few.sizes == WrongImages().build(CNNConfig()).sizes

@@ -42,13 +42,37 @@ def numbers(x, y):
     return {(int(kind), int(image[kind, 0, 0]) // 2) for image, kind in zip(x, y, strict=True)}
 
 
+def test_links_are_followed_but_not_in_circles(tmp_path):
+    paint(tmp_path / "elsewhere", 25)
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        (tmp_path / "images" / name / "linked").symlink_to(tmp_path / "elsewhere" / name)
+        (tmp_path / "images" / name / "circle").symlink_to(tmp_path / "images" / name)
+    data = images(tmp_path / "images")
+    assert sum(len(getattr(data, f"{part}_y")) for part in ("train", "valid", "test")) == 50
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_is_white(tmp_path, mode):
+    for kind in ("cat", "dog"):
+        (tmp_path / kind).mkdir()
+        for number in range(10):
+            image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+            image.paste((200, 200, 200, 255), (0, 0, 4, 8))
+            image.convert(mode).save(tmp_path / kind / f"{number}.png", **({"transparency": 0} if mode == "P" else {}))
+    data = images(tmp_path)
+    assert data.train_x[:, :, :, :4].unique().tolist() == [200]
+    assert data.train_x[:, :, :, 4:].unique().tolist() == [255]
+
+
 def test_a_folder_of_classes_is_split_in_three(tmp_path):
     paint(tmp_path, 25, first=1)
     (tmp_path / ".cache").mkdir()
     draw(tmp_path / "cat" / ".thumbnails" / "1.png", (2, 0, 0))
     draw(tmp_path / "dog" / "._1.png", (0, 2, 0))
     (tmp_path / "cat" / "notes.txt").write_text("no image")
-    data = images(tmp_path)
+    with pytest.warns(UserNotice, match=r"not read: 1 file \.txt: convert images to .png$"):
+        data = images(tmp_path)
     assert data.train_x.shape == (40, 3, 8, 8)
     assert data.train_x.dtype == torch.uint8
     assert data.num_classes == 2

@@ -143,6 +143,10 @@ def test_a_constant_channel_of_bytes_is_not_scaled(tmp_path):
         (SPLIT | {"valid_x": SPLIT["valid_x"][:, :, 1:]}, "valid_x has images of 3x11x12 values, .* have 3x12x12: resize them"),
         ({"x": X, "y": np.array([b"ant", b"b\xe4r", b"cow"])[Y]}, r"not text in UTF-8: .*, as in np.char.decode\(y, 'latin-1'\)"),
         ({"x": X, "y": np.array([b"ant"] + [b"dog"] * 59)}, "too few images of class ant for all sets"),
+        (
+            SPLIT | {"test_x": SPLIT["test_x"] / 255},
+            "training images are bytes, and the test set has other numbers: use one type and scale",
+        ),
     ],
 )
 def test_unfit_arrays_are_refused_in_one_sentence(tmp_path, arrays, words):
@@ -167,3 +171,8 @@ def test_a_single_array_is_no_archive(tmp_path):
     np.save(tmp_path / "images.npy", X)
     with pytest.raises(TaskError, match=r"images.npy holds a single array: .*np.savez\('images.npz', x=x, y=y\)"):
         ImageArraysConfig(file=str(tmp_path / "images.npy")).build(CNNConfig())
+
+
+def test_an_axis_that_is_not_there_is_told(tmp_path):
+    with pytest.warns(UserNotice, match=r"^task.channels=last has no effect on images without an axis of channels$"):
+        data(tmp_path, {"x": X[:, 0], "y": Y}, channels="last")

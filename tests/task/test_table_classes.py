@@ -34,6 +34,19 @@ def test_a_column_that_is_constant_up_to_rounding_is_constant(tmp_path):
         assert max(float(part.abs().max()) for part in (data.train_x, data.valid_x, data.test_x)) < 10
 
 
+def test_a_column_that_is_constant_in_the_training_rows_only_is_told(tmp_path, recwarn):
+    config = csv(tmp_path)
+    train = split_rows(60, stream(0, "table_split"), "")["train"]
+    for row, told in ((train[0], False), (next(row for row in range(60) if row not in train), True)):
+        rows = [(number, 5000 if number == row else 0, "ab"[number % 2]) for number in range(60)]
+        csv(tmp_path, rows).load(0)
+        TableFileConfig(file=config.file, target="size").load(0) if told else None
+        sentence = (
+            f"task.file={config.file}: constant in the training rows only: rooms: hosts learn nothing from such a column, and"
+        )
+        assert [str(one.message)[: len(sentence)] for one in recwarn.list] == [sentence] * told
+
+
 @pytest.mark.parametrize("cell", ["1_000", "３"])
 def test_numbers_are_those_of_other_programs(tmp_path, cell):
     rows = [(row, cell if row == 5 else row % 3, "ab"[row % 2]) for row in range(60)]

@@ -15,7 +15,7 @@ from esper.task.data import IGNORED, TaskError
 from esper.task.instances import Instances, Split
 from esper.task.loading import load_task
 from esper.task.python_text import PythonTextConfig
-from esper.task.text import blocks, text_data
+from esper.task.text import blocks
 from esper.task.tinystories import END, TOKENIZER_FILE, TRAIN_FILE, VALID_FILE, TinyStoriesConfig
 
 # ---- blocks
@@ -29,9 +29,9 @@ from esper.task.tinystories import END, TOKENIZER_FILE, TRAIN_FILE, VALID_FILE, 
 def test_blocks_hold_every_prediction_once(texts, context):
     if all(len(text) < 2 for text in texts):
         with pytest.raises(ValueError, match="no text has two tokens"):
-            blocks(texts, context, 7)
+            blocks(texts, context, 7, 10)
         return
-    x, y = blocks(texts, context, 7)
+    x, y = blocks(texts, context, 7, 10)
     assert x.shape == y.shape
     assert x.shape[1] == context
     expected = Counter(tuple(text[place : place + 2]) for text in texts for place in range(len(text) - 1))
@@ -46,9 +46,8 @@ def test_blocks_hold_every_prediction_once(texts, context):
 
 
 def test_a_token_beyond_the_vocabulary_is_refused():
-    part = blocks([[1, 2, 9, 1]], 3, 0)
-    with pytest.raises(TaskError, match="token 9 exceeds the vocabulary of 5"):
-        text_data([part, part, part], 5)
+    with pytest.raises(TaskError, match="token 300 exceeds the vocabulary of 256"):  # as a byte it would be 44
+        blocks([[1, 2, 300, 1]], 3, 0, 256)
 
 
 # ---- python_text
@@ -113,7 +112,7 @@ def test_lesioned_hosts_ignore_earlier_tokens(sources):
     names = [(0, Split.TRAINING, 0, index) for index in range(20)]
     assert {task.describe(*name) for name in names} == {"oo", "xx"}
     for name in names[:6]:
-        host, tokens = task.host(*name).eval(), task.data.valid_x[:1].clone()
+        host, tokens = task.host(*name).eval(), task.data.valid_x[:1].long()
         with torch.no_grad():
             before = host(tokens)
             tokens[0, 0] += 1
@@ -166,7 +165,7 @@ def test_stories_become_padded_blocks(stories):
     assert len(data.valid_y) == len(data.test_y) == 2
     both = torch.cat([data.valid_x, data.test_x])
     assert sorted(both[:, 3].tolist()) == [3, 6, 6, 7]
-    assert task.host(0, Split.TRAINING, 0, 0)(data.valid_x).shape == (2, 6, 10)
+    assert task.host(0, Split.TRAINING, 0, 0)(data.inputs(data.valid_x)).shape == (2, 6, 10)
     assert tiny(stories, stories=3, batch_size=2).build(TINY).data.train_x.shape == (6, 6)
 
 
