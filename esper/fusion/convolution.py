@@ -127,7 +127,8 @@ def _cleaned(x: Tensor) -> Tensor:
 
 
 def _nonfinite(x: Tensor, members: int) -> Tensor:
-    """Return NaN for members with a value that is not finite in their features, else 0 `[M]`."""
+    """Return NaN for members with a value that is not finite in their features, or with a sum beyond single precision; else 0
+    `[M]`."""
     batch, _, height, width = x.shape
     by_member = x.permute(0, 2, 3, 1).reshape(batch, height, width, members, -1)
     return by_member.sum((0, 1, 2, 4), dtype=torch.float32) * 0.0

@@ -12,6 +12,10 @@ The mathematics of each member is unchanged; only the order of sums inside a ker
 
 import copy
 from collections.abc import Sequence
+from functools import partial
+from itertools import repeat
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +38,9 @@ MIXES_MEMBERS = (
 """Layers without parameters that mix features across members, or complain of the members' channels."""
 
 SETTINGS = (bool, int, float, str, type(None))
-"""Types of attributes that say how a module computes."""
+"""Types of values that are compared as they are."""
+TORCH = vars(nn.Module()).keys()
+"""Attributes of every module: those that hold its parameters, buffers, layers and hooks, and its mode."""
 DRAWS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 """Layers that draw from torch's global random stream."""
 
@@ -93,13 +99,13 @@ def _refuse_unlike(modules: Sequence[nn.Module], name: str) -> None:
     first = modules[0]
     kind, settings = type(first), _settings(first)
     for other in modules:
-        if other is first or (type(other) is kind and _settings(other) == settings):
+        if other is first:
             continue
-        what = f"a {type(other).__name__} in another host"
+        what, theirs = f"a {type(other).__name__} in another host", _settings(other)
         if type(other) is kind:
-            theirs = _settings(other)
-            both = settings.keys() & theirs.keys()
-            changed = next(key for key in settings | theirs if key not in both or settings[key] != theirs[key])
+            keys = (key for key in settings | theirs if not _same(key, settings.get(key), theirs.get(key)))
+            if (changed := next(keys, None)) is None:
+                continue
             what = f"another {changed} in another host"
         raise FusionError(
             f"{name} is a {kind.__name__} in one host, with {what}, and hosts of one program may differ in parameters and "
@@ -107,15 +113,34 @@ def _refuse_unlike(modules: Sequence[nn.Module], name: str) -> None:
         )
 
 
-def _settings(module: nn.Module) -> dict[str, object]:
-    """Return the attributes of a module that are numbers, booleans, texts, or sequences of these."""
-    return {
-        key: value
-        for key, value in vars(module).items()
-        if not key.startswith("_")
-        and key != "training"
-        and all(isinstance(one, SETTINGS) for one in (value if isinstance(value, (tuple, list)) else [value]))
-    }
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that are none of torch's own."""
+    return {key: value for key, value in vars(module).items() if key not in TORCH}
+
+
+def _same(key: str, one: Any, other: Any) -> bool:
+    """Return whether two values of an attribute compute alike.
+
+    Objects that cannot be compared do, and so does a private attribute that only one module has: it may come from a call.
+    """
+    if one is other or (key.startswith("_") and (one is None or other is None)):
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, SETTINGS):
+        return one == other
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and one.equal(other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same("", one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, repeat(""), one, other))
+    if isinstance(one, FunctionType):
+        parts = [(it.__defaults__, [cell.cell_contents for cell in it.__closure__ or ()]) for it in (one, other)]
+        return one.__code__ == other.__code__ and _same("", *parts)
+    if isinstance(one, partial):
+        return all(_same("", getattr(one, part), getattr(other, part)) for part in ("func", "args", "keywords"))
+    return not isinstance(one, BuiltinFunctionType)
 
 
 def _runs_own_code(module: nn.Module) -> bool:
@@ -144,7 +169,7 @@ def _refuse_randomness(module: nn.Module) -> None:
             name = f"layer {path}" if path else "the module"
             raise FusionError(
                 f"{name} is a {type(layer).__name__}, which draws from torch's global random stream, so that "
-                "hosts would depend on each other: remove it, or set its dropout to 0"
+                "hosts would depend on each other: remove it, or set its rate to 0"
             )
 
 

@@ -244,8 +244,12 @@ class StackedEmbedding(StackedLayer):
 
     def forward(self, tokens: Tensor) -> Tensor:
         # Beyond its own table, a member would read the next one's. On a GPU, a check would force a synchronisation.
-        if tokens.device.type == "cpu" and tokens.numel() and (largest := int(tokens.max())) >= self.weight.shape[1]:
-            raise IndexError(f"token {largest} is beyond the {self.weight.shape[1]} rows of an embedding")
+        if tokens.device.type == "cpu" and tokens.numel():
+            least, largest = map(int, tokens.aminmax())
+            if least < 0 or largest >= self.weight.shape[1]:
+                raise IndexError(
+                    f"token {largest if least >= 0 else least} is not one of the {self.weight.shape[1]} rows of an embedding"
+                )
         first_M = torch.arange(self.members, device=tokens.device) * self.weight.shape[1]
         return F.embedding(tokens + per_member(first_M, tokens), self.weight.flatten(0, 1))
 

@@ -36,7 +36,7 @@ from esper.growth.loss import LastSegment, backpropagate
 from esper.growth.mode import set_evaluation
 from esper.growth.objective import CLASSIFICATION, Objective
 from esper.growth.snapshots import Snapshots
-from esper.growth.updated import UpdatedMembers, UpdatedSeeds, at_least_two
+from esper.growth.updated import UpdatedMembers, UpdatedSeeds, at_least_two, on_device_and_marked
 from esper.growth.variants import Tree, path_logits, tree
 from esper.hosts.base import segments_of, slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
@@ -94,6 +94,7 @@ class GrowingNetwork:
         self.closed_loop: ClosedLoopPass | None = None
         self._updated_seeds: list[UpdatedSeeds] = []
         self._updated_members: UpdatedMembers | None = None
+        self._learns_M1: Tensor | None = None
         self._roles: Roles | None = None
         self._version_M = np.zeros(len(hosts), np.int64)  # counts changes of each member's parameters
         self._changing_M = np.ones(len(hosts), np.bool_)  # members that an optimiser step changes
@@ -160,6 +161,7 @@ class GrowingNetwork:
         self._changing_M = learns_M if self.frozen else np.ones_like(learns_M)
         learning_S = np.flatnonzero(learns_MS.any(axis=0))
         self._updated_seeds = [self._updated_seeds_of(roles, int(slot), learns_MS[:, slot]) for slot in learning_S]
+        self._learns_M1 = on_device(self._changing_M[:, None], self.device)
 
     def _updated_members_of(self, learns_M: npt.NDArray[np.bool_]) -> UpdatedMembers | None:
         """Return the members with a learning seed; None if that is all of them."""
@@ -189,10 +191,9 @@ class GrowingNetwork:
         return UpdatedSeeds(
             slot=slot,
             banks=tuple(
-                (self.bank(slot, kind, gated), on_device(rows, self.device))
+                (self.bank(slot, kind, gated), *on_device_and_marked(rows, self.members, self.device))
                 for kind, gated, rows in in_banks(roles, slot, learns_M)
             ),
-            learns_M1=on_device(learns_M[:, None], self.device),
             fossil_M1=on_device(fossil_M[:, None], self.device) if fossil_M.any() else None,
         )
 
@@ -334,10 +335,10 @@ class GrowingNetwork:
         overflows = [self.optimiser.step(host, scale_M1=scale_M1)]
         for learners in self._updated_seeds:
             settings = seed if learners.fossil_M1 is None else host.where(learners.fossil_M1, seed)
-            for bank, _ in learners.banks:
-                overflows.append(bank.optimiser.step(settings, learners.learns_M1, scale_M1))
+            for bank, _, learns_M1 in learners.banks:
+                overflows.append(bank.optimiser.step(settings, learns_M1, scale_M1, fossil_M1=learners.fossil_M1))
         if self.loss_scale is not None:
-            self.loss_scale.adjust([one for one in overflows if one is not None])
+            self.loss_scale.adjust([one for one in overflows if one is not None], self._learns_M1)
 
     def pace(self, rate_M1: Tensor) -> None:
         """Set the factor on each member's learning rates `[M, 1]`."""
@@ -351,7 +352,7 @@ class GrowingNetwork:
         norms = torch.full((self.members, 1 + len(self.slots)), torch.nan, device=self.device, dtype=self.host.flat.dtype)
         norms[:, 0] = self.optimiser.take_norms()
         for learners in self._updated_seeds:
-            for bank, rows in learners.banks:
+            for bank, rows, _ in learners.banks:
                 norms[rows, 1 + learners.slot] = bank.optimiser.take_norms()[rows]
         return norms
 

@@ -53,7 +53,7 @@ class Objective:
         return self.sums(outputs_MBK, targets_MB) / (self.num_targets(targets_MB) if count_M is None else count_M)
 
     def num_targets(self, targets_MB: Tensor) -> Tensor:
-        """Return the number of targets of each member `[M]` that are not ignored."""
+        """Return the number of targets of each member `[M]` that are not ignored; 1 if all are, so that their mean loss is 0."""
         raise NotImplementedError
 
     def mean(self, targets: Tensor) -> float:
@@ -92,7 +92,7 @@ class Classes(Objective):
         return F.cross_entropy(outputs_MXK.flatten(0, 1), targets_MX.flatten(), reduction="none").view_as(targets_MX)
 
     def num_targets(self, targets_MB: Tensor) -> Tensor:
-        return (targets_MB >= 0).view(len(targets_MB), -1).sum(1)
+        return (targets_MB >= 0).view(len(targets_MB), -1).sum(1).clamp_(min=1)
 
     def mean(self, targets: Tensor) -> float:
         return 0.0

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from esper.fusion.device import on_device
 from esper.growth.active import ActiveSeeds
 from esper.seeds.bank import SeedBank
 
@@ -17,12 +19,10 @@ class UpdatedSeeds:
     """How an optimiser step updates the seeds of one slot."""
 
     slot: int
-    banks: tuple[tuple[SeedBank, Tensor], ...]
-    """Banks, each with the members that learn in it."""
-    learns_M1: Tensor
-    """All of these members, bool `[M, 1]`; other rows do not change."""
+    banks: tuple[tuple[SeedBank, Tensor, Tensor], ...]
+    """Banks, each with the members that learn in it, and with these as bool `[M, 1]`: its other rows do not change."""
     fossil_M1: Tensor | None
-    """The fossils among them, bool `[M, 1]`; None where there are none."""
+    """The fossils that learn, bool `[M, 1]`; None where there are none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +37,11 @@ class UpdatedMembers:
     """True for these members, bool `[M]`."""
     active_S: tuple[ActiveSeeds | None, ...]
     """Their active seeds in each slot."""
+
+
+def on_device_and_marked(members: npt.NDArray[np.int64], count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the chosen of `count` members on a device, and which these are, bool `[M, 1]`."""
+    return on_device(members, device), on_device(np.isin(np.arange(count), members)[:, None], device)
 
 
 def at_least_two(members: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -27,9 +27,8 @@ class SlotSpec:
     """Layout of the features, which decides which blueprints can grow there."""
 
     def __post_init__(self) -> None:
-        if self.layout not in list(Layout):
-            raise ValueError(f"SlotSpec of {self.name}: there is no layout {self.layout!r}: choose from {', '.join(Layout)}")
-        object.__setattr__(self, "layout", Layout(self.layout))
+        if self.layout in list(Layout):  # by name; `slot_specs` refuses others
+            object.__setattr__(self, "layout", Layout(self.layout))
 
 
 class Host(nn.Module):
@@ -113,6 +112,10 @@ def slot_specs(host: nn.Module) -> tuple[SlotSpec, ...]:
             "docs/extending/hosts.md shows"
         )
     slots = cast(tuple[SlotSpec, ...], specs)
+    if wrong := next((slot for slot in slots if slot.layout not in list(Layout)), None):
+        raise ValueError(
+            f"SlotSpec of {wrong.name}: there is no layout {wrong.layout!r}: choose from {', '.join(map(str, Layout))}"
+        )
     if len(segments) != len(slots) + 1:
         raise ValueError(
             f"{type(host).__name__} has {len(segments)} segments and {len(slots)} slots: it needs one slot between each pair of "

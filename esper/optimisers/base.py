@@ -116,13 +116,21 @@ class MemberOptimiser:
         if counts or warmup_batches:
             self.state["steps"] = torch.zeros_like(self._norms)
 
-    def step(self, settings: StepSettings, takes_M1: Tensor | None = None, scale_M1: Tensor | None = None) -> Tensor | None:
+    def step(
+        self,
+        settings: StepSettings,
+        takes_M1: Tensor | None = None,
+        scale_M1: Tensor | None = None,
+        *,
+        fossil_M1: Tensor | None = None,
+    ) -> Tensor | None:
         """Take one step from `flat.grad`, which is then dropped. A row's numbers do not depend on the settings of others.
 
         Args:
             takes_M1: bool `[M, 1]`, rows that take the step; others keep parameters and state. None: all.
             scale_M1: loss scale of each row `[M, 1]`, by which its gradient is divided first. A row whose gradient is then not
                 finite does not take the step. None: gradients are not scaled, and are taken as they are.
+            fossil_M1: bool `[M, 1]`, rows without a warm-up. None: no row.
 
         Returns:
             Rows whose gradient overflowed, bool `[M, 1]`; None without loss scales or gradients.
@@ -144,7 +152,8 @@ class MemberOptimiser:
             if "steps" in self.state:
                 self.state["steps"].add_(1 if takes_M1 is None else takes_M1)
             if self._warmup:
-                settings = settings.scaled(((self.state["steps"] - 0.5) / self._warmup).clamp_(max=1.0))
+                share_M1 = ((self.state["steps"] - 0.5) / self._warmup).clamp_(max=1.0)
+                settings = settings.scaled(share_M1 if fossil_M1 is None else share_M1.masked_fill(fossil_M1, 1.0))
             self.update(grad, settings, takes_M1)
         self.flat.grad = None
         return overflows_M1

@@ -21,6 +21,8 @@ FIRST = 2.0**12
 makes a host of `digits` skip one or two batches of its short episode; with 2^12, one host in several skips one."""
 LEAST = 1.0
 """Lowest scale; an overflow there counts as non-finite."""
+MOST = 2.0**127
+"""Highest scale; twice as much would be infinite."""
 STEPS_TO_GROW = 2000
 """Steps without an overflow after which the scale doubles."""
 
@@ -39,16 +41,21 @@ class LossScale:
         scale_M = self.state["scale"][:, 0]
         return scale_M if members_L is None else scale_M.index_select(0, members_L)
 
-    def adjust(self, overflows: Sequence[Tensor]) -> None:
-        """Adjust the scales after a step, from the parts of each member whose gradient overflowed, bool `[M, 1]` each."""
+    def adjust(self, overflows: Sequence[Tensor], learns_M1: Tensor | None = None) -> None:
+        """Adjust the scales after a step.
+
+        Args:
+            overflows: for each part of the members, whether its gradient overflowed, bool `[M, 1]`.
+            learns_M1: members of which a part took the step, bool `[M, 1]`; None is all.
+        """
         over_M1 = torch.stack(list(overflows)).any(0) if overflows else torch.zeros_like(self.state["scale"], dtype=torch.bool)
         scale_M1, steps_M1 = self.state["scale"], self.state["steps"]
         self._skipped_M += over_M1[:, 0]
         self._faulty_M |= (over_M1 & (scale_M1 <= LEAST))[:, 0]
-        steps_M1.add_(1.0)
+        steps_M1.add_(1.0 if learns_M1 is None else learns_M1)
         grows_M1 = steps_M1 >= STEPS_TO_GROW
         steps_M1.masked_fill_(over_M1 | grows_M1, 0.0)
-        scale_M1.mul_(torch.where(over_M1, 0.5, torch.where(grows_M1, 2.0, 1.0))).clamp_(min=LEAST)
+        scale_M1.mul_(torch.where(over_M1, 0.5, torch.where(grows_M1, 2.0, 1.0))).clamp_(LEAST, MOST)
 
     def take_overflows(self) -> tuple[Tensor, Tensor]:
         """Return the overflows of each member since the last call `[M]`, and whether one was at the lowest scale `[M]`."""

@@ -5,6 +5,7 @@ a lane waits for what is already queued on the caller's stream, and the caller's
 does nothing.
 """
 
+import gc
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -66,7 +67,7 @@ class Lane:
             RuntimeError: the work cannot be captured; none of it was done.
         """
         graph = torch.cuda.CUDAGraph()
-        with _capturing:
+        with _capturing, _uncollected():
             # Graphs of a lane share their memory, which lives as long as one of them: so the last one is kept until now.
             graph.capture_begin(self._graph.pool() if self._graph else None, capture_error_mode="thread_local")
             try:
@@ -78,6 +79,18 @@ class Lane:
             graph.capture_end()
         self._graph = graph
         return graph.replay
+
+
+@contextmanager
+def _uncollected() -> Generator[None]:
+    """Keep Python from collecting garbage: in a capture, it could free a graph or pinned memory, which must not happen there."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def on_lane(method: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:

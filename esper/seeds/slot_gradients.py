@@ -93,7 +93,7 @@ class GradientHooks:
             targets_of: function that returns the number of targets of each member's first n samples `[M]`.
         """
         for slot, grad in self._grads.items():
-            factor_M = whole_M / targets_of(self._features[slot].shape[1]).clamp(min=1)
+            factor_M = whole_M / targets_of(self._features[slot].shape[1])
             grad.mul_(factor_M.view(-1, *[1] * (grad.dim() - 1)))
 
     def gradients(self) -> list[SlotGradients]:

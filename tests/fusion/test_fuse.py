@@ -343,32 +343,8 @@ def test_a_group_norm_without_a_stacked_form_learns_from_images_that_need_no_gra
     torch.testing.assert_close(fleet.flat.grad[0], wanted, rtol=1e-4, atol=1e-4)
 
 
-class Times(nn.Module):
-    """A layer with a setting."""
-
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x):
-        return self.factor * x
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "sentence"),
-    [
-        (lambda: Times(1.0), lambda: Times(0.1), "is a Times in one host, with another factor in another host"),
-        (lambda: Times(None), lambda: Times(torch.ones(1)), "is a Times in one host, with another factor in another host"),
-        (nn.ReLU, nn.Sigmoid, "is a ReLU in one host, with a Sigmoid in another host"),
-        (lambda: nn.Conv2d(1, 2, 3, padding=1), lambda: nn.Conv2d(1, 2, 3, padding=2, dilation=2), "with another padding in"),
-    ],
-)
-def test_members_that_differ_in_more_than_numbers_are_refused(one, other, sentence):
-    with pytest.raises(FusionError, match=f"^0 {sentence}" if sentence.startswith("is") else sentence):
-        fuse([nn.Sequential(make(), nn.Flatten()) for make in (one, one, other)])
-
-
-def test_a_member_does_not_read_the_embedding_of_another():
+@pytest.mark.parametrize("token", [5, -1])
+def test_a_member_does_not_read_the_embedding_of_another(token):
     fleet = Fleet([nn.Sequential(nn.Embedding(5, 2)) for _ in range(2)])
-    with pytest.raises(IndexError, match="token 5 is beyond the 5 rows of an embedding"):
-        fleet.bind()(side_by_side(torch.tensor([[[5, 1]], [[0, 1]]])))
+    with pytest.raises(IndexError, match=f"token {token} is not one of the 5 rows of an embedding"):
+        fleet.bind()(side_by_side(torch.tensor([[[0, 1]], [[token, 1]]])))

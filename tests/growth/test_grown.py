@@ -140,6 +140,15 @@ def test_fossils_learn_with_the_settings_of_the_host_or_stay_frozen(float64, gro
         assert after[name][member].equal(before[name][member]) == (fossils is Fossils.frozen)
 
 
+def test_rows_without_a_seed_take_no_step(float64, grown):
+    population = grown(8, blends=tuple(Blend), optimiser=OPTIMISERS["adamw"])
+    assert_trained_alike(population, 2, atol=1e-9)
+    for (slot, kind, gated), bank in population.network.banks.items():
+        holds = (population.blueprint[:, slot] == kind) & ((population.blend[:, slot] == Blend.GATE) == gated)
+        assert not bank.optimiser.state["steps"][~holds].any()
+        assert holds.any()
+
+
 @pytest.mark.parametrize("schedule", list(RateSchedule))
 def test_a_schedule_sets_the_rates_of_hosts_seeds_and_fossils(float64, grown, schedule):
     config = replace(OPTIMISERS["adamw"], schedule=schedule, warmup=0.4)

@@ -217,6 +217,7 @@ def test_member_losses_are_mean_cross_entropies():
     logits, targets = torch.randn(3, 8, 10), torch.randint(10, (3, 8))
     wanted = [nn.functional.cross_entropy(*pair) for pair in zip(logits, targets, strict=True)]
     assert torch.allclose(CLASSIFICATION.mean_losses(logits, targets), torch.stack(wanted))
+    assert CLASSIFICATION.mean_losses(logits, torch.full_like(targets, -100)).tolist() == [0.0] * len(logits)
 
 
 @pytest.mark.parametrize("layout", list(Layout))

@@ -85,3 +85,16 @@ def test_an_overflow_at_the_lowest_scale_is_told_apart_and_reported_once():
     assert [found.tolist() for found in scale.take_overflows()] == [[0, 0, 0], [False, False, False]]
     scale.adjust([])  # a pass in which nothing learns
     assert not scale.take_overflows()[0].any()
+
+
+def test_a_scale_grows_by_steps_of_its_member_and_stays_finite():
+    scale, one = LossScale(2, "cpu"), torch.tensor([[True], [False]])
+    for _ in range(subject.STEPS_TO_GROW):
+        scale.adjust([], one)
+    assert scale.of().tolist() == [2 * subject.FIRST, subject.FIRST]
+    scale.state["scale"][:] = 2.0**127
+    for _ in range(subject.STEPS_TO_GROW):
+        scale.adjust([])
+    assert scale.of().tolist() == [2.0**127] * 2
+    scale.adjust([one])
+    assert scale.of().tolist() == [2.0**126, 2.0**127]

@@ -148,6 +148,13 @@ def test_a_warm_up_counts_the_steps_of_each_row(float64):
         assert (before - flat).flatten().tolist() == pytest.approx([0.05 * 0.5 * row[step] for row in factors], rel=1e-12)
 
 
+def test_fossils_have_no_warm_up():
+    config, flat = SGDConfig(momentum=0.0, weight_decay=0.0), torch.zeros(2, 1).requires_grad_()
+    flat.grad = torch.full((2, 1), 0.5)
+    config.build(flat, warmup_batches=4).step(config.at(0.0)[1], fossil_M1=torch.tensor([[True], [False]]))
+    assert (-flat).flatten().tolist() == pytest.approx([0.05 * 0.5, 0.05 * 0.5 / 8])
+
+
 def test_settings_for_seeds_are_those_for_hosts_unless_they_are_given():
     host, seed = AdamWConfig(learning_rate=0.2, weight_decay=0.1).at(0.0)
     assert (seed.learning_rate, seed.weight_decay, seed.max_norm) == (0.2, 0.0, 1.0)
