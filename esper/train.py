@@ -18,8 +18,8 @@ from omegaconf import DictConfig
 
 from esper.cli.command import in_one_sentence, run, warn_plainly
 from esper.cli.failures import Failure, end, go_on, tolerate
-from esper.cli.overrides import typed_as
 from esper.cli.place import place_of
+from esper.cli.quoting import typed_as
 from esper.cli.readiness import ready
 from esper.config import CONF, Config, typed
 from esper.files import FULL, DiskError

@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,9 +22,11 @@ from esper.cli import failures, flags, rehearsal
 from esper.cli.failures import end, end_if_failed, go_on
 from esper.cli.help import help_text
 from esper.cli.keyvalue import show_help
-from esper.cli.overrides import hydra_at_conf, plan_run, plan_sweep, quoted, unquoted
+from esper.cli.overrides import hydra_at_conf, plan_run, plan_sweep
 from esper.cli.place import COMMAND, begin_sweep
+from esper.cli.quoting import quoted, unquoted
 from esper.cli.readiness import ready
+from esper.cli.refusals import check_sweep, refuse_another_kind, refuse_another_sweep, sweep_keys
 from esper.config import ALIASES, GROUPS, MANY, Config, ConfigError
 from esper.env.actions import ActionError
 from esper.files import DiskError, FileError
@@ -38,7 +40,7 @@ from esper.task.data import TaskError
 from esper.telemetry.tracker import TrackerError
 from esper.telemetry.writers import check_writers
 from esper.text import counted
-from esper.training.config_io import from_plain, other_settings, to_plain
+from esper.training.config_io import to_plain
 from esper.training.resume import continued, load_newest
 from esper.training.run_folder import CHECKPOINTS, BusyError, create, only_writer
 
@@ -85,8 +87,8 @@ def in_one_sentence() -> Generator[None]:
         print(rehearsal.INTERRUPTED, file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it again at exit
-        print("esper: the output pipe was closed; what was saved before is intact", file=sys.stderr)
+        rehearsal.close_output()
+        print(rehearsal.CLOSED, file=sys.stderr)
         sys.exit(1)
     except Exception as error:
         _report(error)
@@ -174,11 +176,6 @@ def warn_plainly() -> None:
     warnings.formatwarning = _format_warning
 
 
-def sweep_keys(kind: type) -> list[str]:
-    """Return the keys of a sweep."""
-    return [field.name for field in fields(kind) if not field.name.startswith("_")]
-
-
 def spelled_out(overrides: list[str]) -> list[str]:
     """Expand overrides for Hydra: in Esper's sweeps, arms=... is short for hydra.sweeper.arms=..., quoted."""
     kinds = [kind for name, kind in SWEEPS.items() for override in overrides if override.startswith(f"sweep={name}")]
@@ -187,25 +184,10 @@ def spelled_out(overrides: list[str]) -> list[str]:
     def spelled(override: str) -> str:
         key, _, value = override.partition("=")
         if key in ("arms", "question", "plan", "score_overrides"):
-            return f"hydra.sweeper.{key}={quoted(value)}"
+            return f"hydra.sweeper.{key}={quoted(unquoted(value))}"
         return f"hydra.sweeper.{override}"
 
     return [spelled(override) if override.startswith(short) else override for override in overrides]
-
-
-def _check_sweep(overrides: list[str], *, many: bool) -> None:
-    """Check that a command asks for several runs if and only if it names a sweep.
-
-    Raises:
-        ConfigError: -m or the sweep is missing.
-    """
-    chosen = next((override.partition("=")[2] for override in overrides if override.startswith("sweep=")), None)
-    if chosen is not None and not many:
-        raise ConfigError(f"sweep={chosen} starts several runs: put -m in front, as in python -m esper.train -m sweep={chosen}")
-    for key in (override.partition("=")[0] for override in overrides):
-        owner = next((name for name, kind in SWEEPS.items() if key in sweep_keys(kind)), None)
-        if owner and chosen is None:
-            raise ConfigError(f"{key} belongs to a sweep: put -m sweep={owner} in front")
 
 
 def load_parts(overrides: list[str]) -> list[str]:
@@ -255,15 +237,13 @@ def run(main: Callable[[], object]) -> None:
     A command that cannot run ends here with exit code 2 and one sentence, before Hydra has written anything.
     """
     warn_plainly()
-    multirun = [argument for argument in sys.argv[1:] if argument in ("-m", "--multirun")]  # Hydra wants flags first
-    typed = [argument for argument in sys.argv[1:] if argument not in multirun]
     with in_one_sentence():
-        args = flags.parse([*multirun[:1], *typed])
+        typed = flags.in_order(sys.argv[1:])
+        args = flags.parse(typed)
         load_parts(args.overrides)
-        _check_sweep(args.overrides, many=args.multirun or "hydra.mode=MULTIRUN" in args.overrides)
-        failures.arguments[:] = [*multirun[:1], *typed]
-        typed += choices_of_run(args.overrides)
-        sys.argv[1:] = [*multirun[:1], *spelled_out(typed)]
+        check_sweep(args.overrides, many=_is_many(args))
+        failures.arguments[:] = typed
+        sys.argv[1:] = [*spelled_out(typed), *choices_of_run(args.overrides)]
         args = flags.parse(sys.argv[1:])
         if args.help:
             show_help(help_text(main.__doc__ or ""))
@@ -274,10 +254,14 @@ def run(main: Callable[[], object]) -> None:
             _start(main, args)
 
 
+def _is_many(args: Namespace) -> bool:
+    return args.multirun or "hydra.mode=MULTIRUN" in args.overrides
+
+
 def _start(main: Callable[[], object], args: Namespace) -> None:
     """Check a command, and run it or show its config."""
     overrides = list(args.overrides)
-    many = args.multirun or "hydra.mode=MULTIRUN" in overrides
+    many = _is_many(args)
     with warnings.catch_warnings(), hydra_at_conf(args.config_dir):
         warnings.simplefilter("ignore")  # warnings of configs are shown when the run reads its config
         warnings.simplefilter("always", UserNotice)  # but data is checked only when it is first loaded, which may be here
@@ -315,6 +299,7 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
     if many and any(config.resume is not None for config in configs):
         raise ConfigError("resume continues one run: leave out -m and the swept values")
     if not show:
+        refuse_another_kind(folder, overrides, many=many)
         shown = bool(configs) and "console" in check_writers(configs[0].telemetry.writers)
         rehearsal.end(configs[0].title() if shown and not many else "", shows=shown)
     # A config that is only printed, or that a launcher sends to other machines, need not run on this one.
@@ -332,7 +317,7 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
             ready(config, trains=not (many and any(folder.glob(f"**/{CHECKPOINTS}/*.pt"))), folder=None if many else folder)
             asked.append(key)
     if many and configs and not show and not any(override.startswith("sweep=") for override in overrides):
-        _refuse_another_sweep(folder, configs)
+        refuse_another_sweep(folder, configs)
         begin_sweep(len(configs))  # sweeps of experiments and tunings count their own runs
         if (alike := len(configs) - _different(configs)) > 0:
             repeated = f"{counted(alike, 'run')} of {len(configs)} repeat another one"
@@ -342,17 +327,6 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
         aside = {"seed": 0, "policy_seed": None, "telemetry": first.telemetry, "checkpoints": first.checkpoints}
         arms = _different([replace(config, **aside) for config in configs]) if len(tasks) == 1 else 0
     return (folder if show else create(folder)), arms
-
-
-def _refuse_another_sweep(folder: Path, configs: Sequence[Config]) -> None:
-    """Raise ConfigError if the runs in a folder, in the subfolders that Hydra numbers, are not those of this sweep."""
-    for number, config in enumerate(configs):
-        state = load_newest(folder / str(number))
-        if state and (others := other_settings(from_plain(state["config"]), config)):
-            raise ConfigError(
-                f"{folder} holds another sweep, whose run {number} has {others}: choose another hydra.sweep.dir, or repeat the "
-                "command of that sweep"
-            )
 
 
 def _elsewhere(overrides: Sequence[str]) -> bool:

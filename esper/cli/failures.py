@@ -10,12 +10,12 @@ from typing import Any, NoReturn, cast
 
 from hydra.core.utils import JobReturn
 
-from esper.cli.overrides import typed_as
+from esper.cli.quoting import typed_as
 from esper.notices import notice
 from esper.text import counted
 
 arguments: list[str] = []
-"""Arguments of this process's command, as typed."""
+"""Arguments of this process's command, flags first."""
 
 
 class Ended(SystemExit):
@@ -92,10 +92,8 @@ def go_on(folder: Path | str) -> str:
     place = typed_as("hydra.sweep.dir", folder)
     if not arguments:
         return f"repeat the command of the sweep with {place}"
-    words = [word for word in arguments if not word.startswith("hydra.sweep.dir=")]
-    overrides = [index for index, word in enumerate(words) if "=" in word and not word.startswith("-")]
-    at = overrides[-1] + 1 if overrides else len(words)  # beside other overrides: argparse cannot read those behind a flag
-    return f"resume with: python -m esper.train {' '.join([*map(shlex.quote, words[:at]), place, *map(shlex.quote, words[at:])])}"
+    words = [shlex.quote(word) for word in arguments if not word.startswith("hydra.sweep.dir=")]
+    return f"resume with: python -m esper.train {' '.join([*words, place])}"
 
 
 def _flat(results: Any) -> Iterator[JobReturn]:

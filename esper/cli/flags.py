@@ -9,13 +9,25 @@ import hydra
 from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses, so that both agree
 
 from esper.cli.version import version_text
-from esper.config import ConfigError
+from esper.config import CONF, ConfigError
 
 
 def _refuse(message: str) -> NoReturn:
     _, unknown, flag = message.partition("unrecognized arguments: --")
     hint = f": keys are written without dashes, as in {flag.split()[0].partition('=')[0]}=VALUE" if unknown and flag else ""
     raise ConfigError(f"{message}{hint}; see --help")
+
+
+def _folders(args: Namespace) -> list[Path]:
+    return [Path(folder) for folder in (args.config_dir, CONF) if folder]
+
+
+def in_order(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the flags first, as Hydra reads them, and then the overrides, each in their order."""
+    overrides, flags = parse(arguments).overrides, list(arguments)
+    for override in reversed(overrides):
+        del flags[len(flags) - 1 - flags[::-1].index(override)]
+    return [*flags, *overrides]
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
@@ -29,12 +41,17 @@ def parse(arguments: Sequence[str]) -> Namespace:
         raise SystemExit(0)
     parser = get_args_parser()
     parser.error = _refuse
-    args = parser.parse_args(list(arguments))
+    args = parser.parse_intermixed_args(list(arguments))
     if args.config_path is not None or args.experimental_rerun is not None:
         flag = "--config-path" if args.config_path is not None else "--experimental-rerun"
         raise ConfigError(f"{flag} is not supported: add a folder of your own options with --config-dir")
     if args.config_name == "":
         raise ConfigError("--config-name names no config: leave it out, or name a file of --config-dir")
+    if args.config_name and not any(
+        (folder / f"{args.config_name.removesuffix('.yaml')}.yaml").is_file() for folder in _folders(args)
+    ):
+        found = sorted({path.stem for folder in _folders(args) for path in folder.glob("*.yaml")})
+        raise ConfigError(f"--config-name {args.config_name} is not a config: choose from {', '.join(found)}")
     if args.config_dir is not None and not (args.config_dir and Path(args.config_dir).is_dir()):
         raise ConfigError(f"--config-dir {args.config_dir} is not a folder: name one with your own options, such as experiment/")
     flags = {"--run": args.run, "--cfg": args.cfg, "--multirun": args.multirun, "--info": args.info}

@@ -28,8 +28,8 @@ USAGE = """\
 
 
 def columns() -> int:
-    """Return the width of a help text [columns]: one less than the terminal's, at most 118."""
-    return min(118, get_terminal_size((118, 24)).columns - 1)
+    """Return the width of a help text [columns]: one less than the terminal's, from 20 to 118."""
+    return min(118, max(20, get_terminal_size((118, 24)).columns - 1))
 
 
 def _usage(width: int) -> list[str]:

@@ -33,7 +33,7 @@ def check_choice(override: Override, options: list[str]) -> None:
     if override.is_delete():
         return
     if override.is_sweep_override():
-        together = f", or write '{group}=[{','.join(override.sweep_string_iterator())}]' for all of them in one run"
+        together = f", or write '{group}=[{str(override.input_line).partition('=')[2]}]' for all of them in one run"
         raise ConfigError(
             f"{override.input_line} names several options: add -m to run one after another{together * (group in MANY)}"
         )
@@ -86,6 +86,8 @@ def check_key(loader: ConfigLoader, cfg: DictConfig, override: Override) -> None
             raise ConfigError(renamed(key) or _unknown_key(".".join([*path, part]), siblings, cfg))
         path.append(part)
         node = None if OmegaConf.is_missing(node, part) or OmegaConf.is_interpolation(node, part) else node[part]
+    if override.is_delete() and path[0] != "hydra" and key not in GROUPS:
+        raise ConfigError(f"{override.input_line} would remove a key that every run has: leave it out for the default of {key}")
 
 
 def _unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:

@@ -1,7 +1,5 @@
 """Command lines of a flat config dataclass, for esper.evaluate and esper.compare: parsing and help text."""
 
-import os
-import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from esper.cli.help import as_typed, columns, field_docs, in_words
+from esper.cli.rehearsal import close_output
 from esper.config import ConfigError, did_you_mean, renamed
 from esper.ranges import check_sizes
 
@@ -23,7 +22,7 @@ def show_help(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it again at exit
+        close_output()
 
 
 def split_folders(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:

@@ -24,7 +24,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, Quote, QuotedString, RangeSweep
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -34,6 +34,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from esper.cli.keys import ROOT_KEYS, check_choice, check_key, preset_error, value_kind
+from esper.cli.quoting import quoted, typed_as
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, root_key, typed
 from esper.pool.local import all_cores
 from esper.training.config_io import to_plain
@@ -41,8 +42,8 @@ from esper.training.run_folder import new_folder
 
 OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)  # launchers pass the cache on
 
-_PLAIN = re.compile(r"[\w./+@%-]+( [\w./+@%-]+)*", re.ASCII)
-"""Texts that Hydra reads unquoted."""
+FOLDERS = ("resume", "hydra.run.dir", "hydra.sweep.dir")
+"""Keys that name a folder."""
 JOBS_PER_CORE = 4
 """Maximum number of processes of a sweep per core: joblib starts all of them at once."""
 RUNS = 10_000
@@ -73,25 +74,6 @@ def hydra_at_conf(config_dir: str | None = None) -> Generator[ConfigLoader]:
             path.prepend("command-line", f"file://{os.path.abspath(config_dir)}", "schema")  # where Hydra puts it in a run
             loader.repository.initialize_sources(path)
         yield loader
-
-
-def quoted(value: str) -> str:
-    """Return a value quoted so that Hydra reads it back unchanged."""
-    return QuotedString(value, Quote.single).with_quotes()
-
-
-def unquoted(value: str) -> str:
-    """Return a value as Hydra reads it, without the quotes that may be around it."""
-    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-        with suppress(HydraException):
-            return str(OverridesParser.create().parse_override(f"key={value}").value())
-    return value
-
-
-def typed_as(key: str, value: object) -> str:
-    """Return an override as it is typed in a shell, quoted for Hydra and for the shell where they need it."""
-    text = str(value)
-    return shlex.quote(f"{key}={text if _PLAIN.fullmatch(text) else quoted(text)}")
 
 
 def check(overrides: list[str]) -> Config:
@@ -151,7 +133,9 @@ def check_over(saved: Config, overrides: list[str]) -> Config:
             if key not in anew:
                 OmegaConf.update(cfg, key, value, merge=True)
         _apply(loader, cfg, keys)
-    return _typed_config(cfg, choices)
+    config = _typed_config(cfg, choices)
+    _refuse_ignored(config, overrides)
+    return config
 
 
 def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[list[Config], Path]:
@@ -240,11 +224,13 @@ def _check_subdirs(loader: ConfigLoader, sweep: DictConfig, jobs: list[list[str]
 def _check_folder(cfg: DictConfig, key: str, *, resumed: str | None = None) -> Path:
     """Return the folder that a key of a command's config names, after checking that it can be written into.
 
-    The folder is left as it was.
+    The folder is left as it was. A run must not change to its own folder: then relative paths would name others.
 
     Args:
         resumed: folder of the run that the command resumes.
     """
+    if OmegaConf.select(cfg, "hydra.job.chdir"):
+        raise ConfigError("hydra.job.chdir=true would change what relative paths name: leave it out")
     try:
         named = OmegaConf.select(cfg, key)
     except OmegaConfBaseException as error:
@@ -269,10 +255,15 @@ def _job(loader: ConfigLoader, overrides: list[str], config_name: str) -> tuple[
     cfg, choices = _composed(_override_strings(groups), config_name)
     _apply(loader, cfg, keys)
     config = _typed_config(cfg, choices)
+    _refuse_ignored(config, overrides)
+    return config, cfg
+
+
+def _refuse_ignored(config: Config, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for the first override without effect in the environment of a config."""
     for override in overrides:
         if root_key(override) in config.env.ignores:
             raise ConfigError(f"{override} has no effect with env={config.choice('env')}: leave it out")
-    return config, cfg
 
 
 def _parsed(loader: ConfigLoader, overrides: Sequence[str]) -> list[Override]:
@@ -307,6 +298,10 @@ def _unreadable(override: str, others: Sequence[str]) -> str:
 def _jobs(overrides: list[Override]) -> list[list[str]]:
     """Return every combination of the values swept over."""
     for override in overrides:
+        if override.is_sweep_override() and getattr(override.value(), "shuffle", False):
+            raise ConfigError(
+                f"{override.input_line} draws another order each time, so that no sweep could be resumed: leave shuffle out"
+            )
         if override.is_sweep_override() and not override.is_discrete_sweep():
             key = override.get_key_element()
             raise ConfigError(f"{override.input_line} is not a list of values: write them out, as in {key}=1,2,3")
@@ -339,7 +334,10 @@ def _split(loader: ConfigLoader, overrides: list[Override]) -> tuple[list[Overri
         group = str(override.key_or_group)
         plain = "." in group or group in ROOT_KEYS
         more = {"config_name": "config", "overrides": _override_strings(searched)} if searched else {}
-        found = [] if plain else loader.get_group_options(group, **more)  # pyright: ignore[reportArgumentType]
+        try:
+            found = [] if plain else loader.get_group_options(group, **more)  # pyright: ignore[reportArgumentType]
+        except _COMPOSING as error:
+            raise ConfigError(_one_line(error)) from error
         if options := list(dict.fromkeys([*GROUPS.get(group, ()), *found])):
             check_choice(override, options)
         (groups if options else keys).append(override)
@@ -369,7 +367,12 @@ def _apply(loader: ConfigLoader, cfg: DictConfig, overrides: list[Override]) -> 
         check_key(loader, cfg, override)
         if override.is_sweep_override():
             remedy = "add -m to run them one after another, or make arms of them"
+            if key.startswith("hydra.") or key == "resume":
+                remedy = f"write {typed_as(key, str(override.input_line).partition('=')[2])} if that is one value"
             raise ConfigError(f"{override.input_line} gives several values to one key: {remedy}")
+        if key in FOLDERS and isinstance(override.value(), (bool, int, float)):
+            text = str(override.input_line).partition("=")[2]
+            raise ConfigError(f"{override.input_line} names the folder {override.value()}: write {typed_as(key, text)}")
         try:
             ConfigLoaderImpl._apply_overrides_to_config([override], cfg)  # pyright: ignore[reportPrivateUsage]
         except HydraException as error:

@@ -25,6 +25,7 @@ READ_AT_ONCE = ("plugins=", "resume=")
 GO_ON, ANNOUNCED, LOADS = 75, 76, 77
 """Exit codes of a rehearsal after which the command runs: it goes on silently, has printed the title, or shows what it loads."""
 INTERRUPTED = "esper: interrupted; what was saved before is intact"
+CLOSED = "esper: the output pipe was closed; what was saved before is intact"
 LOADING = "loading PyTorch"
 """Notice while the libraries that a rehearsal did without are imported."""
 
@@ -50,15 +51,23 @@ def rehearse(arguments: Sequence[str]) -> None:
         stand_in()
         sys.excepthook = _unexpected
         return
-    ours = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the fork, which answers
+    interrupts = list[int]()
+    ours = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))  # Ctrl-C reaches the fork, which answers
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     signal.signal(signal.SIGINT, ours)
     if code not in (GO_ON, ANNOUNCED, LOADS):
         sys.exit(128 - code if code < 0 else code)
+    if interrupts:  # a signal to this process alone, as of an IDE
+        raise KeyboardInterrupt
     announced = code == ANNOUNCED
     if code != GO_ON:
         listen(StatusLine(sys.stdout if announced else sys.stderr))
         notice(LOADING)
+
+
+def close_output() -> None:
+    """Send the rest of the output nowhere after its reader has gone; else Python reports the closed pipe again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def stand_in() -> None:
@@ -91,10 +100,13 @@ def _unexpected(*error: object) -> NoReturn:
 
 
 def _interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show Ctrl-C as one sentence, also while modules are imported; other errors as usual."""
+    """Show Ctrl-C and a closed output as one sentence, also while modules are imported; other errors as usual."""
     if isinstance(error, KeyboardInterrupt):
         notice()
         print(INTERRUPTED, file=sys.stderr)
+    elif isinstance(error, BrokenPipeError):
+        close_output()
+        print(CLOSED, file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
 

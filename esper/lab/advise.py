@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from esper.cli.overrides import typed_as
+from esper.cli.quoting import typed_as
 from esper.lab.design import Design, command_of
 from esper.lab.outcomes import OutcomeSpec
 from esper.lab.power import Spread, assumed_spread

@@ -20,7 +20,7 @@ from typing import Any, cast
 import yaml
 
 from esper.checkpoint import CheckpointError, Checkpoints, load_run, update_of
-from esper.cli.overrides import quoted, typed_as
+from esper.cli.quoting import quoted, typed_as
 from esper.config import ConfigError, root_key
 from esper.files import fingerprint, write_whole
 from esper.lab.arms import AA_CONTROL, NAME, has_control, read_arms, typed_arms

@@ -8,7 +8,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from esper.cli.overrides import typed_as
+from esper.cli.quoting import typed_as
 from esper.config import Config
 from esper.telemetry.traces import traced_evaluation
 from esper.text import counted

@@ -153,9 +153,11 @@ def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
             )
     config = from_plain(to_plain(saved))
     for root, key in zip(roots, keys, strict=True):
-        if root not in CHANGEABLE and key not in PLACES:
+        repeated = root in GROUPS and asked.choice(root) == saved.choice(root)
+        if (root not in CHANGEABLE and key not in PLACES) or (repeated and key == root):
             continue
-        *path, last = [root] if root in CHANGEABLE and root in keys else key.split(".")  # a key of a group changes that key alone
+        whole = root in CHANGEABLE and root in keys and not repeated
+        *path, last = [root] if whole else key.split(".")  # a key of a group changes that key alone
         source, target = (reduce(getattr, path, one) for one in (asked, config))
         setattr(target, last, getattr(source, last))
     if "plugins" in roots:  # one may have moved; the run needs the others, too

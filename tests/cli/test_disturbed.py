@@ -52,11 +52,15 @@ def test_the_second_interrupt_ends_at_once(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == "esper: interrupted; what was saved before is intact\n"
 
 
-def test_a_closed_output_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lines", [0, 1])
+def test_a_closed_output_is_one_sentence(tmp_path: Path, lines: int) -> None:
+    """Also where the title was read, and PyTorch is being loaded."""
     command = [sys.executable, "-m", "esper.train", *ENDLESS, "telemetry.writers=[jsonl,console]", f"hydra.run.dir={tmp_path}"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
+        for _ in range(lines):
+            process.stdout.readline()
         process.stdout.close()
         err = process.stderr.read()
     assert process.returncode == 1

@@ -88,8 +88,8 @@ def test_equal_reasons_are_named_once(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert ended.value.code == 1
     again = "python -m esper.train -m seed=1,2 'hydra.sweep.dir=my sweep'"
     assert capsys.readouterr().err == f"esper: 3 of 4 runs failed: 0, 3 (x); 2 (y); resume with: {again}\n"
-    monkeypatch.setattr(failures, "arguments", ["-m", "seed=1,2", "--config-dir", "mine"])  # what follows a flag is not read
-    assert failures.go_on("out").endswith(" -m seed=1,2 hydra.sweep.dir=out --config-dir mine")
+    monkeypatch.setattr(failures, "arguments", ["-m", "--config-dir", "mine", "seed=1,2"])
+    assert failures.go_on("out").endswith(" -m --config-dir mine seed=1,2 hydra.sweep.dir=out")
 
 
 @pytest.mark.parametrize(

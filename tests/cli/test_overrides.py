@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from esper import config as C
 from esper.cli import overrides as checks
-from esper.cli.overrides import check, hydra_at_conf, quoted, unquoted
+from esper.cli.overrides import check, hydra_at_conf
+from esper.cli.quoting import quoted, unquoted
 from esper.config import ConfigError
 from tests.composed import check_sweep, composed_anew, refusal
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,22 @@ def test_ctrl_c_while_libraries_are_imported_is_one_sentence(heavy: str, tmp_pat
     assert done.stderr == f"{INTERRUPTED}\n"
     assert "Traceback" not in done.stderr
     assert done.returncode in (130, -2)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_an_interrupt_of_the_process_alone_is_heard_while_it_rehearses(tmp_path: Path) -> None:
+    """As of an editor; Ctrl-C in a terminal reaches the fork as well."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('the command went on')")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "esper.train"]
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not children.read_text():
+            time.sleep(0.01)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate()[1] == f"{INTERRUPTED}\n"
+    assert process.returncode in (130, -2)
 
 
 def test_a_checkpoint_is_read_by_the_command_itself(bare: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from esper.checkpoint import Checkpoints
-from esper.cli.overrides import typed_as
+from esper.cli.quoting import typed_as
 from esper.config import ConfigError
 from esper.files import fingerprint
 from esper.lab.arms import AA_CONTROL, typed_arms

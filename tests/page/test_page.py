@@ -12,7 +12,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from esper.cli.overrides import check, typed_as
+from esper.cli.overrides import check
+from esper.cli.quoting import typed_as
 from esper.evaluation.bundle import save_policy
 from esper.evaluation.held_out import ORACLE
 from esper.files import FileError

@@ -40,6 +40,15 @@ def test_overrides_of_a_run_may_be_repeated_when_it_is_resumed():
         resumed(config(*words), config(*words[:3], "agent.clip=0.2"), ["agent.clip=0.2"])
 
 
+def test_one_key_of_telemetry_leaves_the_others_as_the_run_had_them():
+    saved = config("telemetry=full", "telemetry.every=7", "telemetry.page_hosts=2")
+    for words in (["telemetry.page_hosts=3"], ["telemetry.page_hosts=3", "telemetry=full"]):
+        telemetry = resumed(saved, config("telemetry=full", *words), words).telemetry
+        assert (telemetry.every, telemetry.page_hosts) == (7, 3)
+    other = resumed(saved, config("telemetry=quiet"), ["telemetry=quiet"])
+    assert other.telemetry == config("telemetry=quiet").telemetry
+
+
 def test_where_the_data_lies_may_change_when_a_run_is_resumed():
     own = ["task=image_folder", "host.kernel=1"]
     saved, asked = config(*own, "task.folder=here"), config(*own, "task.folder=there", "task.epoch_samples=512")

@@ -1,0 +1,78 @@
+"""Refusals of whole commands: keys of another kind of command, and folders that hold something else."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from esper.config import Config, ConfigError
+from esper.sweeps import SWEEPS
+from esper.training.config_io import from_plain, other_settings
+from esper.training.resume import load_newest
+from esper.training.run_folder import CHECKPOINTS
+
+PLANS = ("design.json", "tuning.json")
+"""Files in the folder of an experiment and of a tuning."""
+
+
+def sweep_keys(kind: type) -> list[str]:
+    """Return the keys of a sweep."""
+    return [field.name for field in fields(kind) if not field.name.startswith("_")]
+
+
+_ALL_KEYS = {key for kind in SWEEPS.values() for key in sweep_keys(kind)}
+
+
+def check_sweep(overrides: list[str], *, many: bool) -> None:
+    """Check that a command asks for several runs if and only if it names a sweep.
+
+    Raises:
+        ConfigError: -m or the sweep is missing, or a key belongs to the other kind of command.
+    """
+    added = [one for one in overrides if one.startswith("+") and one.lstrip("+").partition("=")[0] in ("sweep", *_ALL_KEYS)]
+    if added:
+        raise ConfigError(f"{added[0]} starts with +, which adds keys that a config lacks: leave the + out")
+    chosen = next((override.partition("=")[2] for override in overrides if override.startswith("sweep=")), "null")
+    chosen = None if chosen == "null" else chosen
+    if chosen is not None and "," in chosen:
+        raise ConfigError(f"sweep={chosen} names several sweeps: choose one of {', '.join(SWEEPS)}")
+    for override in overrides:
+        idle = (
+            ("hydra.run.dir=",)
+            if many
+            else ("hydra.sweep.", "hydra.launcher.", "hydra.sweeper.", "hydra/launcher=", "hydra/sweeper=")
+        )
+        if override.startswith(idle):
+            remedy = "name the folder by hydra.sweep.dir" if many else "put -m in front, or leave it out"
+            raise ConfigError(f"{override} has no effect on {'a sweep' if many else 'a single run'}: {remedy}")
+    if chosen is not None and not many:
+        raise ConfigError(f"sweep={chosen} starts several runs: put -m in front, as in python -m esper.train -m sweep={chosen}")
+    for key in (override.partition("=")[0] for override in overrides):
+        owner = next((name for name, kind in SWEEPS.items() if key in sweep_keys(kind)), None)
+        if owner and chosen is None:
+            raise ConfigError(f"{key} belongs to a sweep: put -m sweep={owner} in front")
+
+
+def refuse_another_kind(folder: Path, overrides: Sequence[str], *, many: bool) -> None:
+    """Raise ConfigError if a folder holds what this command does not continue: a run, a sweep over values, an experiment."""
+    sweep = next((one.partition("=")[2] for one in overrides if one.startswith("sweep=")), "")
+    planned = next((name for name in PLANS if (folder / name).exists()), "")
+    if many and (folder / CHECKPOINTS).exists():
+        found, key = "a run", "hydra.sweep.dir"
+    elif not many and (planned or (folder / "multirun.yaml").exists()):
+        found, key = "a sweep", "hydra.run.dir"
+    elif many and not sweep and planned:
+        found, key = f"an experiment ({planned})", "hydra.sweep.dir"
+    else:
+        return
+    raise ConfigError(f"{folder} holds {found}: choose another {key}")
+
+
+def refuse_another_sweep(folder: Path, configs: Sequence[Config]) -> None:
+    """Raise ConfigError if the runs in a folder, in the subfolders that Hydra numbers, are not those of this sweep."""
+    for number, config in enumerate(configs):
+        state = load_newest(folder / str(number))
+        if state and (others := other_settings(from_plain(state["config"]), config)):
+            raise ConfigError(
+                f"{folder} holds another sweep, whose run {number} has {others}: choose another hydra.sweep.dir, or repeat the "
+                "command of that sweep"
+            )
