@@ -174,7 +174,7 @@ def test_equal_runs_are_equal_and_a_resumed_one_too(agent: str, tmp_path: Path) 
 
 def test_a_module_grows_in_a_loop_as_on_the_cpu(tmp_path: Path) -> None:
     found, wanted = (in_a_loop(torch.device(device), tmp_path / device) for device in ("cuda", "cpu"))
-    np.testing.assert_allclose(found, wanted, rtol=0.02, atol=0.07)  # a contribution may differ by one sample
+    np.testing.assert_allclose(found, wanted, rtol=0.02, atol=5e-3)
 
 
 def test_memory_does_not_grow_over_episodes(tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ def test_a_network_of_keyword_arguments_grows() -> None:
 def test_a_module_grows_on_an_emulated_gpu_as_on_the_cpu(tmp_path: Path) -> None:
     """Parameters, features, seeds and scores are on the device; what meets a tensor of the CPU fails there."""
     (emulated,) = on_emulated_gpu(["loop", "cuda:0"])
-    assert emulated["found"] == pytest.approx(in_a_loop(torch.device("cpu"), tmp_path))
+    assert emulated["found"] == pytest.approx(in_a_loop(torch.device("cpu"), tmp_path), rel=0.02, abs=2e-3)
 
 
 @pytest.mark.parametrize("assign", [False, True])
