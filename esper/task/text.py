@@ -59,14 +59,14 @@ def blocks(
         texts: tokens of each text.
         context: T.
         filler: token of padded positions.
-        vocab: size of the vocabulary. The blocks have the smallest type that holds it.
-        mapped: if true, keep the blocks in a temporary file.
+        vocab: size of the vocabulary.
+        mapped: if true, keep the blocks in a temporary file, in the smallest type that holds the vocabulary.
 
     Raises:
         ValueError: all texts have fewer than two tokens.
         TaskError: a token is not in the vocabulary.
     """
-    kind = smallest_type(IGNORED, vocab - 1)
+    kind = smallest_type(IGNORED, vocab - 1) if mapped else torch.int64
     filled = (_padded(_known(torch.tensor(text, dtype=torch.int64), vocab), context) for text in texts if len(text) > 1)
     pairs = (torch.stack([torch.where(row == IGNORED, filler, row)[:, :-1], row[:, 1:]], 1) for row in filled)
     first = next(pairs, None)
