@@ -20,7 +20,7 @@ def check_ranges(prefix: str, config: Any, ranges: Mapping[str, Sequence[str]]) 
         for name in names:
             if name not in given:
                 raise ValueError(
-                    f"{type(config).__name__} names {name} among its sizes or ranges, but has no such field: correct it"
+                    f"{type(config).__name__} gives {name} a range or size, but has no such field: correct or annotate it"
                 )
             value = getattr(config, name)
             above = value is None or value > low or (interval[0] == "[" and value == low)

@@ -11,6 +11,7 @@ from esper import config as C
 from esper.cli.help import field_docs, yaml_names
 from esper.cli.overrides import check
 from esper.hosts.base import slot_specs
+from esper.ranges import check_ranges
 from tests.config_classes import CLASSES
 
 OPTIONS = [(group, name) for group, options in C.GROUPS.items() for name in options]
@@ -84,3 +85,12 @@ def test_yaml_holds_choices_and_the_schema_comes_first() -> None:
     root = yaml.safe_load((C.CONF / "config.yaml").read_text())
     assert root["defaults"][:2] == ["schema", "_self_"]
     assert set(root) == {"defaults", "hydra"}
+
+
+def test_a_range_of_a_field_that_is_not_there_is_one_sentence():
+    @dataclasses.dataclass
+    class Mine:
+        width = 6  # without an annotation it is no field
+
+    with pytest.raises(ValueError, match="^Mine gives width a range or size, but has no such field: correct or annotate it$"):
+        check_ranges("mine", Mine(), {"[1, inf]": ["width"]})

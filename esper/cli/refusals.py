@@ -10,6 +10,9 @@ from esper.training.config_io import from_plain, other_settings
 from esper.training.resume import load_newest
 from esper.training.run_folder import CHECKPOINTS
 
+OF_SINGLE_RUNS = ("hydra.run.dir=",)
+OF_SWEEPS = ("hydra.sweep.", "hydra.launcher.", "hydra.sweeper.", "hydra/launcher=", "hydra/sweeper=")
+"""Beginnings of overrides that have no effect on commands of the other kind."""
 PLANS = ("design.json", "tuning.json")
 """Files in the folder of an experiment and of a tuning."""
 
@@ -35,12 +38,8 @@ def check_sweep(overrides: list[str], *, many: bool) -> None:
     chosen = None if chosen == "null" else chosen
     if chosen is not None and "," in chosen:
         raise ConfigError(f"sweep={chosen} names several sweeps: choose one of {', '.join(SWEEPS)}")
+    idle = OF_SINGLE_RUNS if many else OF_SWEEPS
     for override in overrides:
-        idle = (
-            ("hydra.run.dir=",)
-            if many
-            else ("hydra.sweep.", "hydra.launcher.", "hydra.sweeper.", "hydra/launcher=", "hydra/sweeper=")
-        )
         if override.startswith(idle):
             remedy = "name the folder by hydra.sweep.dir" if many else "put -m in front, or leave it out"
             raise ConfigError(f"{override} has no effect on {'a sweep' if many else 'a single run'}: {remedy}")

@@ -19,7 +19,7 @@ from esper.notices import UserNotice
 from esper.ranges import check_ranges
 from esper.seeding import stream, torch_stream
 from esper.task.augment import Augmentation
-from esper.task.check import FEW, check_alike, check_samples, few_samples
+from esper.task.check import FEW, check_alike, check_samples, drifted_copy, few_samples
 from esper.task.data import Data, DataError, TaskError
 from esper.task.drifts import LABEL_DRIFTS, Drift, domains
 from esper.task.events import CLASSES, RATES, Event, EventsConfig, before_events, class_shares
@@ -173,12 +173,13 @@ class TaskConfig:
         Raises:
             TaskError: it has another form.
         """
-        drifted, numbers = self.drifts[kind](data, stream(self.split_seed, "drift", kind)), self.build_objective().numbers
+        numbers = self.build_objective().numbers
         try:
+            drifted = drifted_copy(self.drifts[kind], data, stream(self.split_seed, "drift", kind))
             check_samples(drifted, self.samples, self.batch_size, numbers=numbers, warn=False)
             check_alike(drifted, data)
         except DataError as error:
-            raise TaskError(f"task.events.kinds=[{kind}]: after this drift, {error}") from error
+            raise TaskError(f"task.events.kinds=[{kind}]: in this drift, {error}") from error
         return drifted
 
     def draw_classes(self, name: Name, num_classes: int) -> tuple[int, ...] | None:

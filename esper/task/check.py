@@ -1,8 +1,11 @@
 """Checks of the data that a task has loaded, which may come from outside."""
 
 import warnings
+from collections.abc import Callable
+from inspect import signature
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,6 +69,27 @@ def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: boo
         raise DataError(
             f"train_x has {len(data.train_x)} samples, fewer than task.batch_size={batch_size}: lower task.batch_size"
         )
+
+
+def drifted_copy(drift: Callable[..., Any], data: Data, rng: np.random.Generator) -> Data:
+    """Return what a drift makes of data.
+
+    Raises:
+        DataError: it takes other arguments, returns no data, changes its argument, or draws from torch's global stream.
+    """
+    try:
+        signature(drift).bind(data, rng)
+    except TypeError as error:
+        raise DataError(f"its function must take a Data and a random generator ({error}): correct it") from error
+    versions, before = [one._version for one in data.tensors()], torch.get_rng_state()
+    drifted = drift(data, rng)
+    if not isinstance(drifted, Data):
+        raise DataError(f"its function returns a {type(drifted).__name__}: return a Data")
+    if [one._version for one in data.tensors()] != versions:
+        raise DataError("the data before it has changed too: change a copy, as in replace(data, train_x=0.5 * data.train_x)")
+    if not before.equal(torch.get_rng_state()):
+        raise DataError("numbers were drawn from torch's global random stream: draw from the generator, so that runs can repeat")
+    return drifted
 
 
 def check_alike(drifted: Data, data: Data) -> None:

@@ -63,8 +63,11 @@ def visible_files(folder: Path, pattern: str = "*") -> list[Path]:
     """
     found, seen = list[Path](), set[str]()
     for top, folders, names in os.walk(folder, followlinks=True):
-        seen.add(os.path.realpath(top))
-        folders[:] = [one for one in folders if one[0] != "." and os.path.realpath(os.path.join(top, one)) not in seen]
+        if (place := os.path.realpath(top)) in seen:
+            folders.clear()
+            continue
+        seen.add(place)
+        folders[:] = sorted(one for one in folders if one[0] != ".")
         found += [Path(top) / name for name in names if name[0] != "." and fnmatchcase(name, pattern)]
     return sorted(path for path in found if path.is_file())
 

@@ -18,7 +18,7 @@ SLOT = "vit.layers.0"
 
 
 class Growth(TrainerCallback):
-    """The controller: one seed, planted before the third epoch and kept at the end."""
+    """The controller: one seed, planted before the third epoch and holding from the fifth on."""
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **_: Any) -> None:
         epoch = round(state.epoch)

@@ -314,7 +314,16 @@ def cropped(x: torch.Tensor) -> torch.Tensor:
 
 
 DRIFTS: dict[str, tuple[Change, str]] = {
-    "not_data": (lambda data: data.train_x, "load returns a Tensor: return a Data"),
+    "not_data": (lambda data: data.train_x, "its function returns a Tensor: return a Data"),
+    "nothing": (lambda data: None, "its function returns a NoneType: return a Data"),
+    "in_place": (
+        lambda data: with_entry("train_x", lambda x: x.mul_(0.5))(data),
+        "the data before it has changed too",
+    ),
+    "global": (
+        with_entry("train_x", lambda x: x + torch.randn_like(x)),
+        "numbers were drawn from torch's global random stream: draw from the generator",
+    ),
     "fewer": (
         lambda data: replace(data, train_x=data.train_x[1:], train_y=data.train_y[1:]),
         r"train_x has the shape \[11, 1, 8, 8\] instead of \[12, 1, 8, 8\]",
@@ -334,7 +343,13 @@ DRIFTS: dict[str, tuple[Change, str]] = {
 def test_a_drift_that_changes_the_form_of_data_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     change, sentence = DRIFTS[kind]
     monkeypatch.setattr(WrongImages, "drifts", {"mine": lambda data, rng: change(data)})
-    with pytest.raises(TaskError, match=rf"^task.events.kinds=\[mine\]: after this drift, {sentence}[^\n]*$"):
+    with pytest.raises(TaskError, match=rf"^task.events.kinds=\[mine\]: in this drift, {sentence}[^\n]*$"):
+        load_task(WrongImages(events=EventsConfig(kinds=["mine"])), CNNConfig())
+
+
+def test_a_drift_that_takes_other_arguments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WrongImages, "drifts", {"mine": lambda data: data})
+    with pytest.raises(TaskError, match=r"its function must take a Data and a random generator \(too many positional ar"):
         load_task(WrongImages(events=EventsConfig(kinds=["mine"])), CNNConfig())
 
 
