@@ -92,5 +92,5 @@ def test_a_range_of_a_field_that_is_not_there_is_one_sentence():
     class Mine:
         width = 6  # without an annotation it is no field
 
-    with pytest.raises(ValueError, match="^Mine gives width a range or size, but has no such field: correct or annotate it$"):
+    with pytest.raises(ValueError, match=r"^Mine gives width a range or size, but has no such field: correct or annotate it$"):
         check_ranges("mine", Mine(), {"[1, inf]": ["width"]})
