@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hydra.core.config_store import ConfigStore
@@ -34,6 +35,13 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Each test draws the same random numbers, whichever tests ran before it in its process."""
+    torch.manual_seed(0)
+    np.random.seed(0)
 
 
 @pytest.fixture
