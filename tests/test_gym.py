@@ -169,6 +169,7 @@ def test_pictures_show_the_life_of_the_slots() -> None:
     assert make_env(SANDBOX).render() is None
 
 
+@pytest.mark.slow
 def test_forked_environments_do_not_wait_for_threads_of_their_parent() -> None:
     """In a process of its own: a test process that has forked once is no place to fork from again."""
     process = multiprocessing.get_context("spawn").Process(target=play_forked)

@@ -87,6 +87,7 @@ def test_the_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> 
     assert version.stdout == f"esper {PROJECT['version']}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["esper.compare", "."], ["esper.train", "-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=1"]]
 )
@@ -230,6 +231,7 @@ def test_files_named_on_the_pages_exist(page: str) -> None:
     assert not [name for name in named if not any((base / name).exists() for base in rooms)]
 
 
+@pytest.mark.slow
 def test_experiments_run_from_any_folder(tmp_path: Path) -> None:
     """Hydra finds no plugins of an editable install by itself, but where the repository is the current folder."""
     words = ["sweep=ab", "arms=agent: wait,random", "blocks=1", "aa_control=false", "outcome=return", "env=sandbox", "steps=6"]

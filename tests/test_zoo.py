@@ -36,7 +36,10 @@ def grown_by(name: str) -> HostOutcomes:
         return evaluation.grow(evaluation.controller("policy_greedy"), greedy=True)
 
 
-@pytest.mark.parametrize("folder", POLICIES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(path, id=path.name, marks=() if path.name == "digits" else pytest.mark.slow) for path in POLICIES],
+)
 def test_a_policy_grows_networks(folder: Path) -> None:
     assert load_run(folder / "policy.pt")["config"]["values"]["seed"] == 0
     assert sum(map(bool, grown_by(folder.name).kept)) >= 3, "most hosts keep a seed"

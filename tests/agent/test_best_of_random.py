@@ -244,6 +244,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BestOfRandom]
     return folder, trainer.agent
 
 
+@pytest.mark.slow
 def test_a_stopped_search_resumes_exactly(whole: tuple[Path, BestOfRandom], tmp_path: Path) -> None:
     folder, search = whole
     Trainer(config("updates=2"), tmp_path).run()

@@ -208,6 +208,7 @@ def test_the_search_keeps_the_best_rule_and_resumes() -> None:
         ReactConfig().build(replace(SPEC, blueprint_names=("b",)), seed=3).load_state_dict(search.state_dict())
 
 
+@pytest.mark.slow
 def test_a_bandit_that_reacts_learns_what_to_plant_from_what_it_sees_then() -> None:
     bandit = ReactBanditConfig(drop=10.0).build(SPEC, seed=0)
     rng = np.random.default_rng(0)
@@ -248,6 +249,7 @@ def test_a_host_without_room_for_a_seed_asks_for_no_decision() -> None:
     assert [step for step, *_ in bandit._record.decisions] == [1, 4], "the fall counts once there is room"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", [["agent=react"], ["agent=react_bandit"], ["agent=react_bandit", "agent.model=forest"]])
 def test_a_resumed_run_equals_a_whole_one(agent: list[str], tmp_path: Path) -> None:
     config = check([*TINY, *agent, "updates=3"])

@@ -217,6 +217,7 @@ def config(*overrides: str) -> Config:
     return check([*TINY, "agent=schedule_bandit", "agent.twins=2", *overrides])
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_exactly_and_an_evaluation_plays_the_schedule_of_the_summary(tmp_path: Path) -> None:
     Trainer(config("updates=3"), tmp_path / "whole").run()
     Trainer(config("updates=1"), tmp_path / "parts").run()

@@ -204,6 +204,7 @@ def judges() -> list[Judge]:
     return [Judge(Oracle(rules), hosts=4000) for rules in (SHORT, replace(SHORT, light_accuracy=1 / 3))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twins", [1, 2], ids=["critic", "default"])
 def test_ppo_comes_close_to_the_optimum_by_reading_the_lights(judges: list[Judge], twins: int) -> None:
     seeing, blind = judges

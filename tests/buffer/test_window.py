@@ -172,6 +172,7 @@ class HalfWay(Exception):
     """The run ends here, as if it was killed."""
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The learning rate falls over the run, so the stopped run must have all six updates in its config."""
     records, state = run(tmp_path / "whole", "updates=6")

@@ -121,6 +121,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_a_killed_process_of_a_sweep_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ["sweep=ab", "outcome=return", "arms=agent.wait_weight: 1,2", "blocks=1", "aa_control=false"]

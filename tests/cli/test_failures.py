@@ -94,7 +94,13 @@ def test_equal_reasons_are_named_once(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 @pytest.mark.parametrize(
     "sweep",
-    [["agent.late=1,0"], ["sweep=ab", "arms=agent.late: 1,0", "outcome=return", "blocks=1", "root=0", "aa_control=false"]],
+    [
+        ["agent.late=1,0"],
+        pytest.param(
+            ["sweep=ab", "arms=agent.late: 1,0", "outcome=return", "blocks=1", "root=0", "aa_control=false"],
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def test_the_other_runs_go_on_and_the_command_resumes_the_failed_one(sweep: list[str], tmp_path: Path) -> None:
     plugin = tmp_path / "my_breaks.py"

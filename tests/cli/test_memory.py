@@ -75,6 +75,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
     return untimed(cwd / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "owner", "name"), [("torch", NormBranch, "forward"), ("gpu", Shard, "train_epoch")])
 def test_a_run_without_memory_resumes_to_equal_numbers(tmp_path, monkeypatch, whole, kind, owner, name) -> None:
     """Memory runs out in the third update: in a seed, in training."""

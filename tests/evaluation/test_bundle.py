@@ -156,7 +156,12 @@ def test_it_decides_in_python_as_in_an_evaluation(run: Path, saved: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["agent=ppo_mlp", "agent.heads.style=free", "agent.standardize=true"]], ids=["lstm", "mlp"]
+    "words",
+    [
+        [],
+        pytest.param(["agent=ppo_mlp", "agent.heads.style=free", "agent.standardize=true"], marks=pytest.mark.slow),
+    ],
+    ids=["lstm", "mlp"],
 )
 def test_the_program_decides_as_the_policy(
     words: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

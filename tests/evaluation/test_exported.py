@@ -102,7 +102,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Writer:
     return write
 
 
-@pytest.mark.parametrize(("kind", "form"), [case for case in product(HOSTS, exported.FORMATS) if case != ("mlp", "export")])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        pytest.param(kind, form, marks=pytest.mark.slow if form == "onnx" else ())
+        for kind, form in product(HOSTS, exported.FORMATS)
+        if (kind, form) != ("mlp", "export")
+    ],
+)
 def test_files_compute_the_same_without_esper(kind: str, form: str, written: Writer) -> None:
     pytest.importorskip(NEEDS[form], reason="pip install -e '.[export]'")
     folder, error = written(kind, form)
@@ -110,6 +117,7 @@ def test_files_compute_the_same_without_esper(kind: str, form: str, written: Wri
     assert json.loads((folder / "topology.json").read_text()) == {"host": 3}
 
 
+@pytest.mark.slow
 def test_a_process_that_never_imports_esper_reads_them(written: Writer, tmp_path: Path) -> None:
     cases = [(kind, form) for kind in HOSTS for form in READ if find_spec(NEEDS[form]) and (kind == "cnn" or form == "pytorch")]
     code, expected = list[tuple[str, str]](), dict[str, Tensor]()

@@ -47,6 +47,7 @@ def evaluated(folder):
     return path.read_text()
 
 
+@pytest.mark.slow
 def test_it_goes_on_with_equal_numbers_after_any_number_of_interruptions(folder, tmp_path, monkeypatch, capsys):
     whole, parts = (shutil.copytree(folder, tmp_path / name) for name in ("whole", "parts"))
     grown, play = [], held_out.play

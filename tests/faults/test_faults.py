@@ -25,7 +25,10 @@ def no_figures() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=OPERATIONS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(case, marks=pytest.mark.slow if case != "growth" else ()) for case in OPERATIONS],
+)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Reference]:
     case = request.param
     return case, reference(case, tmp_path_factory.mktemp(case), OPERATIONS[case])
@@ -41,6 +44,7 @@ def test_a_disturbed_case_ends_with_the_numbers_of_a_whole_one(whole: tuple[str,
     assert len(outcome.struck) >= len(faults) - 1  # a full disk can pass unnoticed, as where a file is cut that is empty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", ["growth"], indirect=True)
 @pytest.mark.parametrize("nan", [Nan(1, 1, host=2), Nan(1, 1, host=None)], ids=str)
 def test_a_nan_leaves_other_hosts_as_they_were_and_resumed_runs_meet_it_again(

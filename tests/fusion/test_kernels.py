@@ -39,6 +39,7 @@ def results(cache: Path) -> list[str]:
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.split()
 
 
+@pytest.mark.slow
 def test_compiled_and_loaded_kernels_give_the_same_bits(tmp_path: Path) -> None:
     """Unless helpers are inlined, a process that compiles links another copy of them than one that loads, rounded differently."""
     compiled, loaded = results(tmp_path), results(tmp_path)

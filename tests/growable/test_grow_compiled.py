@@ -58,6 +58,7 @@ def compiled_life(incubation: str, blend: str, ramp: int, backend: Callable[...,
         return lived(incubation, lambda net: torch.compile(net, backend=counted, fullgraph=True), blend, ramp), len(graphs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("incubation", "blend"), [("straight_through", "multiply"), ("closed_loop", "gate")])
 def test_a_compiled_network_lives_the_same_life(incubation: str, blend: str) -> None:
     found, count = compiled_life(incubation, blend, 3)

@@ -274,6 +274,7 @@ def test_a_network_of_keyword_arguments_grows() -> None:
         esper.grow(Masked(), slots=["embed"], example={"x": inputs["tokens"]})
 
 
+@pytest.mark.slow
 @emulates
 def test_a_module_grows_on_an_emulated_gpu_as_on_the_cpu(tmp_path: Path) -> None:
     """Parameters, features, seeds and scores are on the device; what meets a tensor of the CPU fails there."""

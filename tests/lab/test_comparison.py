@@ -183,6 +183,7 @@ def test_without_a_plan_everything_is_exploratory(monkeypatch: pytest.MonkeyPatc
     assert found.results["accuracy"][0].verdict is Conclusion.exploratory
 
 
+@pytest.mark.slow
 def test_outcome_shopping_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 20 null experiments with nine outcomes, only the planned one can be claimed to differ.
 

@@ -99,6 +99,7 @@ def test_commands_know_the_parts(site: Path, grown: Path, bet: Path) -> None:
     assert "228 parameters" in run(site, "esper.export", f"checkpoint={grown}", "hosts=2")
 
 
+@pytest.mark.slow
 def test_comparisons_import_the_plugins_of_the_command_and_of_the_plan_in_their_workers(site: Path) -> None:
     (site.parent / "mine.py").write_text(BASELINE)
     plan = ["-m", "sweep=ab", "arms=reward: doublings,sparse", "blocks=1", "aa_control=false", "hydra.sweep.dir=ab"]

@@ -48,6 +48,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cwd / "run"
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_parts_from_outside_is_resumed(resumed: Path) -> None:
     records = read_records(resumed / "metrics.jsonl")
     assert [record["update"] for record in records] == list(range(1, len(records) + 1))

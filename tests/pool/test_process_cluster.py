@@ -381,7 +381,7 @@ def test_workers_find_the_modules_of_the_first_process(tmp_path, monkeypatch):
     group.end()
 
 
-@pytest.mark.parametrize("method", ["send_bytes", "recv_bytes"])
+@pytest.mark.parametrize("method", ["send_bytes", pytest.param("recv_bytes", marks=pytest.mark.slow)])
 def test_a_worker_is_replaced_if_an_interrupt_cut_a_message(make_env, plan_actions, monkeypatch, method):
     with built(make_env) as env:
         calm = play(env, plan_actions)

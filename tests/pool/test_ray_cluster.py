@@ -112,6 +112,7 @@ def said():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_killed_workers_change_no_number(said):
     """One within an episode, and one that trains; tests/pool/test_remote.py has the other moments."""
     assert said["same"]

@@ -140,6 +140,7 @@ def test_twins_on_both_sides_of_a_border_are_alike(make_env, plan_actions):
         assert env.loss_N[0] == env.loss_N[1] != env.loss_N[2]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_in_any_phase_changes_no_number(played):
     """At the first and the last message of every kind, before and after it is carried out."""
     groups = {episodes: Pickled(2) for episodes in (1, 2)}

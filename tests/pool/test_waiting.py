@@ -24,6 +24,7 @@ WORLDS = (["cnn", "cpu", "cuda:0"], ["transformer", "cuda:0", "task.epoch_sample
 """Worlds with their devices and overrides."""
 
 
+@pytest.mark.slow
 @emulates
 def test_hosts_train_on_an_emulated_gpu_which_the_cpu_waits_for_once_per_result(tmp_path):
     """Tensors of different devices do not meet, and nothing is read in the middle of an epoch."""

@@ -48,6 +48,7 @@ def test_collapse_misleads_whoever_does_not_look_for_it(monkeypatch: pytest.Monk
     assert naive.coverage < 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_only_who_plans_nothing_is_misled_by_peeking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "PEEKS", range(10, 19, 2))
@@ -62,6 +63,7 @@ def test_a_missing_correction_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
     assert calibration.tally(calibration.Setting(arms=4), experiments=30, seed=2).wrong > 6
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("arms", "most"), [(2, 17), (5, 24)])
 def test_the_recommended_blocks_give_power(arms: int, most: float) -> None:

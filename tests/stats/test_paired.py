@@ -52,6 +52,7 @@ def test_iqm_and_improvement_match_their_definitions(pair: np.ndarray) -> None:
     assert improvement(first, second, np.zeros(len(first))) == pytest.approx(ahead)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [10, 12, 20])
 def test_iqm_interval_has_nominal_coverage(count: int) -> None:
     samples = generator(2).standard_t(3, (1000, count))

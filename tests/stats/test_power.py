@@ -52,6 +52,7 @@ def test_looks_that_cannot_reject_have_no_power() -> None:
     assert (first, second) == (0.0, 1.0)  # nor is a look after a quarter of the blocks spent enough
 
 
+@pytest.mark.slow
 def test_the_power_at_a_share_of_alpha_is_that_of_a_verdict_among_three_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Holm's correction rejects at least what Bonferroni's does, and the sign-flip test has the power of the t test."""
     monkeypatch.setattr("esper.stats.sign_flip.HALVINGS", 1)  # no verdict reads the ends of an interval

@@ -24,6 +24,7 @@ def test_every_tracker_has_an_example() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {f"{name}_runs.py" for name in SHOWN}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     """In a fork, and `python -m esper.train` in forks of that: seconds faster than new interpreters."""

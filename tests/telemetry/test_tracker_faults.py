@@ -236,6 +236,7 @@ def test_a_damaged_file_is_one_sentence(text: str, tmp_path: Path) -> None:
 # ---- real trackers on a real disk that fills up
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs[name]) for name in ("mlflow", "aim")])
 def test_a_full_disk_of_a_tracker_does_not_end_the_run(name: str, tmp_path: Path) -> None:
     disk = tmp_path / "disk"

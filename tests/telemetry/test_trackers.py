@@ -101,6 +101,7 @@ def skip_absent() -> None:
 SHOWN = {"csv": shown_by_csv, "mlflow": shown_by_mlflow, "wandb": shown_by_wandb, "aim": shown_by_aim}
 
 
+@pytest.mark.slow
 def test_a_command_records_every_update_and_the_rest_of_the_run(tmp_path: Path) -> None:
     """One run for all trackers: it takes longer than their records."""
     shown = ["telemetry.detail_every=2", "telemetry.page_hosts=2", writers(PRESENT, RICH)]
@@ -116,6 +117,7 @@ def test_a_command_records_every_update_and_the_rest_of_the_run(tmp_path: Path) 
     skip_absent()
 
 
+@pytest.mark.slow
 def test_repeated_updates_are_recorded_once_and_missing_ones_are_sent(tmp_path: Path) -> None:
     run = tmp_path / "run"
     go_on(tmp_path, [], "updates=2")
@@ -155,6 +157,7 @@ def test_runs_of_a_sweep_are_runs_of_a_group(tmp_path: Path, monkeypatch: pytest
     assert len({identity(tmp_path / "both" / name, tracker) for name in "01" for tracker in needs}) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs[name]) for name in ("wandb", "aim")])
 def test_a_killed_run_goes_on_without_a_gap(name: str, tmp_path: Path) -> None:
     """A tracker's own process and its locks do not survive as ours would."""

@@ -50,6 +50,7 @@ def peak(overrides: list[str], folder: Path) -> float:
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [["hosts=64"], ["env=sandbox", "steps=18"]], ids=" ".join)
 def test_a_run_takes_what_was_estimated(more: list[str], tmp_path: Path) -> None:
     overrides = [*WORDS, *more] if "steps=18" not in more else ["updates=1", "telemetry=quiet", *more]
@@ -223,6 +224,7 @@ def test_the_optimiser_counts() -> None:
     assert parts["training on a batch"] == plain["training on a batch"] / 4
 
 
+@pytest.mark.slow
 def test_absurd_whole_numbers_are_answered_at_once() -> None:
     slow, unnamed, tried = list[str](), list[str](), set[str]()
     for config in configs():

@@ -120,6 +120,7 @@ def test_a_finished_run_is_left_alone(whole, tmp_path, monkeypatch):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

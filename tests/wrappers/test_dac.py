@@ -1,4 +1,4 @@
-"""Hosts as a benchmark of DACBench, which .ci/run tests in an environment of its own."""
+"""Hosts as a benchmark of DACBench, which `.ci/run slow` tests in an environment of its own."""
 
 import json
 import sys

@@ -59,7 +59,7 @@ def test_every_example_says_what_it_needs() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run(path: Path, tmp_path: Path) -> None:
     if path.stem == "rllib_ppo" and not gymnasium.__version__.startswith("1.2."):
-        pytest.skip("RLlib needs gymnasium 1.2; .ci/run tests it in an environment of its own")
+        pytest.skip("RLlib needs gymnasium 1.2; `.ci/run slow` tests it in an environment of its own")
     if find_spec(NEEDS[path.stem]) is None:
         pytest.skip("pip install dacbench" if path.stem == "dacbench_ppo" else "pip install -e '.[drivers]'")
     single = path.stem == "single_file_ppo"  # which has a task's id

@@ -38,6 +38,7 @@ class MaskedBandit(ToyEnv):
         return reward.astype(np.float32), np.zeros(len(action), np.bool_)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"surrogate": Surrogate.per_head}, {"kind": PPOMLPConfig}], ids=["ppo", "per_head", "mlp"]
 )

@@ -70,6 +70,7 @@ class FaintCue(ToyEnv):
         return right.astype(np.float32), np.zeros(len(right), np.bool_)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_slot", [False, True])
 def test_faint_cues_are_learned(of_slot: bool) -> None:
     env = FaintCue(make_spec(hosts=64, steps=1, slots=1, blueprints=1), np.random.default_rng(0))
