@@ -115,10 +115,13 @@ def preset_error(message: str, choices: Sequence[str]) -> str:
     """
     if found := re.match(r"In '(.+)/(.+)': Could not load '(.+)/(.+?)'", message):
         group, inner, other, option = found.groups()
-        options = sorted({*GROUPS.get(other, {}), *(path.stem for path in (CONF / other).glob("*.yaml"))})
-        return f"the preset {group}={inner} starts from {option}, and there is no option {option} in group {other}: choose " + (
-            f"from {', '.join(options)}{did_you_mean(option, options)}"
-        )
+        return f"the preset {group}={inner} starts from {option}, and {_no_option(other, option)}"
+    if found := re.match(r"In '.*': Could not (?:find|load) '(.+)/(.+?)'", message):
+        other, option = found.groups()
+        for task in (choice.removeprefix("task=") for choice in choices if choice.startswith("task=")):
+            brought = getattr(GROUPS["task"].get(task), f"default_{other}", None)
+            if option == brought or (other in MANY and brought and option in brought):
+                return f"task={task} has default_{other} = {option!r}, and {_no_option(other, option)}"
     if found := re.match(r"In '(.+)/(.+)': ValidationError .*: (Value .*) full_key: (\S+)", message):
         group, inner, why, key = found.groups()
         return f"the preset {group}={inner} sets {key} to a value of another type: {why}"
@@ -138,6 +141,11 @@ def preset_error(message: str, choices: Sequence[str]) -> str:
     instead = f"write task={task} instead of {preset}" if task else f"leave {preset} out"
     which = chosen.get(other, f"the chosen option of {other}")
     return f"{preset} sets {key}, which {which} does not have: {instead}, or choose another {other}"
+
+
+def _no_option(group: str, name: str) -> str:
+    options = sorted({*GROUPS.get(group, {}), *(path.stem for path in (CONF / group).glob("*.yaml"))})
+    return f"there is no option {name} in group {group}: choose from {', '.join(options)}{did_you_mean(name, options)}"
 
 
 def _misspelt(preset: str, key: str, name: str, config: Any) -> str:

@@ -30,7 +30,7 @@ from esper.lab.outcomes import (
     paid_by,
 )
 from esper.lab.power import advice, spread_of
-from esper.lab.runs import Run, criterion_of, find_runs, samples_actions
+from esper.lab.runs import Run, criterion_of, find_runs, measures_hosts, refuse_unmeasured, samples_actions
 from esper.lab.scoring import Scoring, objective_of, read_scores, score_all, scored_config, scored_file, unseen_kinds
 from esper.lab.tables import host_table, seed_table
 from esper.stats.power import PlannedTest
@@ -349,7 +349,7 @@ def _outcomes(runs: Sequence[Run], config: CompareConfig, scoring: Scoring, log:
     trained = list(dict.fromkeys(run.arm for run in runs))
     finished = [run for run in runs if run.finished]
     paid_alike = _paid_alike(finished, scoring.overrides)
-    _check(config, trained, paid_alike)
+    _check(config, trained, finished, paid_alike)
     scores = score_all(finished, scoring, workers=config.workers, log=log)
     by_cell = {(run.arm, run.block): found for run, found in zip(finished, scores, strict=True)}
     measured = [name for name in OUTCOMES if paid_alike or name not in RETURNS]
@@ -364,14 +364,14 @@ def _outcomes(runs: Sequence[Run], config: CompareConfig, scoring: Scoring, log:
     return by_run.melt(id_vars=["arm", "controller", "block", "stratum"], var_name="outcome")
 
 
-def _check(config: CompareConfig, trained: Sequence[str], paid_alike: bool) -> None:
+def _check(config: CompareConfig, trained: Sequence[str], finished: Sequence[Run], paid_alike: bool) -> None:
     """Raise ConfigError if the config does not fit the arms of the experiment."""
+    refuse_unmeasured(config.outcome, finished)
     if len(compared(trained, config.baselines, config.against)) < 2 and AA_CONTROL not in trained:
         raise ConfigError("there is only one arm: name the folders of others, or add baselines, as in baselines=[static]")
     if config.outcome in RETURNS and not paid_alike:
-        raise ConfigError(
-            f"outcome={config.outcome} cannot compare arms with different {', '.join(REWARD_KEYS)}: choose outcome=accuracy"
-        )
+        remedy = "choose outcome=accuracy" if measures_hosts(finished[0]) else "compare arms that have the same"
+        raise ConfigError(f"outcome={config.outcome} cannot compare arms with different {', '.join(REWARD_KEYS)}: {remedy}")
 
 
 def _rescored(runs: Sequence[Run], scoring: Scoring) -> list[str]:

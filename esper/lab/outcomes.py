@@ -72,6 +72,28 @@ FIGURES = ("png", "pdf", "svg")
 """File formats of figures."""
 
 
+def check_measured(outcome: str, *, without_hosts: Sequence[str], without_samples: str | None) -> None:
+    """Check that runs have an outcome.
+
+    Args:
+        outcome: its name.
+        without_hosts: environments of the runs that train no hosts.
+        without_samples: the agent of the first run, if no run has one that samples its actions.
+
+    Raises:
+        ConfigError: they lack it.
+    """
+    if outcome not in RETURNS and without_hosts:
+        raise ConfigError(
+            f"outcome={outcome} is not measured with env={without_hosts[0]}, which trains no hosts: add outcome=return"
+        )
+    if outcome in GREEDY and without_samples:
+        raise ConfigError(
+            f"outcome={outcome} needs an agent that samples its actions, and agent={without_samples} does not: "
+            f"choose outcome={GREEDY[outcome]}"
+        )
+
+
 def is_chosen(baseline: str) -> bool:
     """Return whether a baseline is the best of several schedules, nets or trainings."""
     return baseline.startswith(PREFIX) or baseline in (*SEARCHED, STATIC_NET)

@@ -191,7 +191,7 @@ def check_arms(found: Design, configs: Sequence[Config]) -> None:
     if found.plan.outcome in RETURNS and key and not found.plan.score_overrides:  # those may pay all arms alike
         raise ConfigError(
             f"outcome={found.plan.outcome} cannot compare arms with different rewards, and these have different {key}: "
-            "choose outcome=accuracy"
+            + ("choose outcome=accuracy" if configs[0].env.has_hosts else "compare arms that have the same")
         )
 
 

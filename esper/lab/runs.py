@@ -1,5 +1,6 @@
 """Runs of an experiment: the arm and block of each, and its metrics."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from esper.checkpoint import Checkpoints, load_run_and_digest, retry_if_removed, update_of
 from esper.config import GROUPS, ConfigError
 from esper.lab.design import FILE, Design, command_of
-from esper.lab.outcomes import RETURNS, group_of
+from esper.lab.outcomes import RETURNS, check_measured, group_of
 from esper.telemetry.jsonl import CHECK, changed_update, read_records
 from esper.text import counted
 from esper.training.config_io import flat
@@ -69,6 +70,16 @@ def samples_actions(run: Run) -> bool:
     return kind is None or kind.greedy
 
 
+def refuse_unmeasured(outcome: str, runs: Sequence[Run]) -> None:
+    """Raise ConfigError if these runs, of which one at least is finished, cannot have an outcome."""
+    options = [run.saved["options"] for run in runs]
+    check_measured(
+        outcome,
+        without_hosts=[option["env"] for run, option in zip(runs, options, strict=True) if not measures_hosts(run)],
+        without_samples=None if any(map(samples_actions, runs)) else options[0]["agent"],
+    )
+
+
 def criterion_of(outcome: str, run: Run) -> str:
     """Return by what schedules, nets and searches are chosen if arms are compared by an outcome on the hosts of a run: by return
     for the return, and where hosts have no accuracy; otherwise by validation accuracy of committed networks."""
@@ -98,6 +109,12 @@ def find_runs(folders: Sequence[Path], strata: Sequence[str] = ()) -> list[Run]:
             read = [_read(folder / cell.folder, cell.arm, cell.block, design.seeds[cell.block]) for cell in cells]
             setting = next((run.config for run in read if run.config), dict[str, Any]())
             found += [replace(run, stratum=_setting(run.config or setting, strata)) for run in read]
+        elif nested := sorted(path.parent for path in folder.rglob(FILE)):
+            shown = " ".join(shlex.quote(str(one)) for one in nested[:2])
+            raise ConfigError(
+                f"{folder} is not an experiment, but holds {counted(len(nested), 'experiment')}: name those to compare, as in "
+                f"python -m esper.compare {shown}"
+            )
         else:
             places = sorted({path.parent for path in folder.rglob(CHECKPOINTS) if path.is_dir()})
             begun = [run for run in (_read(place, folder.name, 0) for place in places) if run.updates]

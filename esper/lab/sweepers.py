@@ -37,18 +37,14 @@ from esper.training.config_io import flat, to_plain
 
 
 def _check_measured(outcome: str, configs: Sequence[Config]) -> None:
-    from esper.lab.outcomes import GREEDY, RETURNS
+    from esper.lab.outcomes import check_measured
 
-    for config in configs:
-        if outcome not in RETURNS and not config.env.has_hosts:
-            raise ConfigError(
-                f"outcome={outcome} is not measured with env={config.choice('env')}, which trains no hosts: add outcome=return"
-            )
-    if outcome in GREEDY and not any(config.agent.greedy for config in configs):
-        raise ConfigError(
-            f"outcome={outcome} needs an agent that samples its actions, and agent={configs[0].choice('agent')} does not: "
-            f"choose outcome={GREEDY[outcome]}"
-        )
+    samples = any(config.agent.greedy for config in configs)
+    check_measured(
+        outcome,
+        without_hosts=[config.choice("env") for config in configs if not config.env.has_hosts],
+        without_samples=None if samples else configs[0].choice("agent"),
+    )
 
 
 class CellSweeper(Sweeper):

@@ -19,7 +19,7 @@ from esper.notices import UserNotice
 from esper.ranges import check_ranges
 from esper.seeding import stream, torch_stream
 from esper.task.augment import Augmentation
-from esper.task.check import FEW, check_alike, check_samples, drifted_copy, few_samples
+from esper.task.check import FEW, check_alike, check_samples, check_takes_context, drifted_copy, few_samples
 from esper.task.data import Data, DataError, TaskError
 from esper.task.drifts import LABEL_DRIFTS, Drift, domains
 from esper.task.events import CLASSES, RATES, Event, EventsConfig, before_events, class_shares
@@ -192,6 +192,7 @@ class TaskConfig:
         if numbers and (self.label_noise != [0.0] or {*self.events.kinds} & {*CLASSES, *LABEL_DRIFTS}):
             events = ", ".join(sorted({*CLASSES, *LABEL_DRIFTS}))
             raise DataError(f"the targets of this task are numbers, without classes: leave out task.label_noise, {events}")
+        check_takes_context(self.load)
         data = self.load(host.sequence_length())
         check_samples(data, self.samples, self.batch_size, numbers=numbers)
         return Task(self, host, data)

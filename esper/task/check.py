@@ -71,6 +71,16 @@ def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: boo
         )
 
 
+def check_takes_context(load: Callable[..., Any]) -> None:
+    """Raise DataError if the method that loads a task's data does not take the length of a context."""
+    try:
+        signature(load).bind(0)
+    except TypeError as error:
+        raise DataError(
+            f"load must take the length of a context ({error}): write def load(self, context: int) -> Data"
+        ) from error
+
+
 def drifted_copy(drift: Callable[..., Any], data: Data, rng: np.random.Generator) -> Data:
     """Return what a drift makes of data.
 

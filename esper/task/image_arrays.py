@@ -76,6 +76,12 @@ class ImageArraysConfig(AugmentedConfig):
                         f"task.file={self.file}: {found[part][0]} has images of {shapes[0]} values, and those to train on have "
                         f"{shapes[1]}: resize them"
                     )
+            texts = [part for part, images in sets.items() if images.y.dtype.kind == "U"]
+            if texts and (numbers := [part for part in sets if part not in texts]):
+                raise TaskError(
+                    f"task.file={self.file}: the classes of the {texts[0]} set are text, and those of the {numbers[0]} set "
+                    "numbers: use one of them"
+                )
             known = set(np.unique(sets["train"].y).tolist())
             for part, (_, classes) in sets.items():
                 if strange := set(np.unique(classes).tolist()) - known:

@@ -3,7 +3,9 @@
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.config_store import ConfigStore
@@ -15,6 +17,8 @@ from esper.cli import overrides as checks
 from esper.cli.overrides import check, hydra_at_conf
 from esper.cli.quoting import quoted, unquoted
 from esper.config import ConfigError
+from esper.plugins import register
+from esper.task.digits import DigitsConfig
 from tests.composed import check_sweep, composed_anew, refusal
 
 # Overrides that do not compose, and a pattern of the error.
@@ -168,6 +172,17 @@ def test_a_mistake_in_a_preset_is_one_sentence(tmp_path: Path, preset: str, sent
     with hydra_at_conf(str(tmp_path)), pytest.raises(ConfigError) as raised:
         check(["reward=mine"])
     assert str(raised.value).startswith(f"the preset reward=mine {sentence}")
+
+
+@pytest.mark.usefixtures("own_parts")
+@pytest.mark.parametrize(("group", "brought"), [("host", "cnm"), ("blueprint", ("norm", "cnm"))])
+def test_a_default_of_a_task_that_does_not_exist_is_named(group: str, brought: Any) -> None:
+    register("task", "mine", dataclass(kw_only=True, slots=True)(type("Mine", (DigitsConfig,), {f"default_{group}": brought})))
+    with (
+        hydra_at_conf(),
+        pytest.raises(ConfigError, match=f"^task=mine has default_{group} = 'cnm', and there is no option cnm in"),
+    ):
+        check(["task=mine"])
 
 
 @pytest.mark.parametrize(

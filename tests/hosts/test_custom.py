@@ -52,6 +52,15 @@ class NineClasses(MyHost):
     def __init__(self, shape, num_classes):
         super().__init__(shape, num_classes - 1)
 
+class Softmax(nn.Module):
+    def forward(self, x):
+        return x.softmax(-1)
+
+class Probabilities(MyHost):
+    def __init__(self, shape, num_classes):
+        super().__init__(shape, num_classes)
+        self.segments[1].append(Softmax())
+
 class Wider(Host):
     def __init__(self, shape, num_classes):
         whole = MyHost(shape, num_classes)
@@ -227,6 +236,7 @@ def test_a_custom_host_of_text_trains(tmp_path) -> None:
         ("my_hosts:NoSlots", "NoSlots is not a host: give it `segments`, a ModuleList, and `slots`"),
         ("my_hosts:NoArguments", "cannot be called as NoArguments(shape, num_classes)"),
         ("my_hosts:NineClasses", "the host's output has the shape (3, 9), and the task needs (3, 10), one logit per class"),
+        ("my_hosts:Probabilities", "the host returns probabilities, and the loss takes logits: leave the softmax out"),
         ("my_hosts:Wider", "slot r0c0 declares images with 7 channels, but its features have the shape (3, 6, 3, 3)"),
         ("my_hosts:Misfit", "task=digits host=custom: segment 1 of the host fails on (3, 1, 8, 8)"),
         ("my_hosts:Dropout", "the host draws random numbers in its forward, so that a resumed run would differ: remove dropout"),

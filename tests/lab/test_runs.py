@@ -7,7 +7,7 @@ import pytest
 
 from esper.config import ConfigError
 from esper.lab import runs as R
-from esper.lab.design import design
+from esper.lab.design import FILE, design
 from esper.lab.runs import Run, find_runs
 
 
@@ -48,6 +48,16 @@ def test_arms_are_named_over_all_folders(on_disk: Any, tmp_path: Path) -> None:
         "shaped,agent.rate=0.01,hosts=10,blueprint=[norm,conv_light]",
         "sparse,agent.rate=0.01,hosts=10,blueprint=[norm,conv_light]",
     }
+
+
+def test_a_folder_of_experiments_is_refused(tmp_path: Path) -> None:
+    for name in ("x", "my y"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / FILE).write_text("{}")
+    with pytest.raises(
+        ConfigError, match=r"is not an experiment, but holds 2 experiments: .* as in python -m esper.compare '.*/my y' "
+    ):
+        find_runs([tmp_path])
 
 
 def test_folders_name_the_arms_where_each_holds_one(on_disk: Any, tmp_path: Path) -> None:

@@ -152,6 +152,10 @@ def test_hosts_without_data_are_scored(tmp_path: Path) -> None:
     scores = score(run, 4)
     assert np.isfinite(scores["return"])
     assert read_scores(run, scored_file(run, 4))["data"] == ""
+    with pytest.raises(
+        ConfigError, match="outcome=accuracy is not measured with env=sandbox, which trains no hosts: add outcome=re"
+    ):
+        compare([tmp_path / "arm"], CompareConfig(hosts=2))
 
 
 def test_overrides_that_look_alike_in_a_name_have_files_of_their_own() -> None:

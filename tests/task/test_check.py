@@ -253,6 +253,16 @@ def test_the_command_names_the_option() -> None:
         def load(self, context):
             return with_value("valid_x", torch.nan)(image_data())
 
+    @dataclass(kw_only=True, slots=True)
+    class Without(ImagesConfig):
+        """Images that take no context."""
+
+        def load(self):
+            return image_data()
+
+    esper.register("task", "without", Without)
+    with pytest.raises(ConfigError, match=r"^task=without: load must take the length of a context \(too many positional argum"):
+        ready(check(["task=without"]))
     esper.register("task", "mine", Mine)
     with pytest.raises(ConfigError, match=r"^task=mine: valid_x has 1 values that are NaN or infinite: remove or replace them$"):
         ready(check(["task=mine"]))

@@ -144,6 +144,10 @@ def test_a_constant_channel_of_bytes_is_not_scaled(tmp_path):
         ({"x": X, "y": np.array([b"ant", b"b\xe4r", b"cow"])[Y]}, r"not text in UTF-8: .*, as in np.char.decode\(y, 'latin-1'\)"),
         ({"x": X, "y": np.array([b"ant"] + [b"dog"] * 59)}, "too few images of class ant for all sets"),
         (
+            SPLIT | {"test_y": SPLIT["test_y"].astype(str)},
+            "the classes of the test set are text, and those of the train set numbers",
+        ),
+        (
             SPLIT | {"test_x": SPLIT["test_x"] / 255},
             "training images are bytes, and the test set has other numbers: use one type and scale",
         ),
