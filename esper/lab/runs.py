@@ -72,11 +72,10 @@ def samples_actions(run: Run) -> bool:
 
 def refuse_unmeasured(outcome: str, runs: Sequence[Run]) -> None:
     """Raise ConfigError if these runs, of which one at least is finished, cannot have an outcome."""
-    options = [run.saved["options"] for run in runs]
     check_measured(
         outcome,
-        without_hosts=[option["env"] for run, option in zip(runs, options, strict=True) if not measures_hosts(run)],
-        without_samples=None if any(map(samples_actions, runs)) else options[0]["agent"],
+        without_hosts=[run.saved["options"]["env"] for run in runs if not measures_hosts(run)],
+        without_samples=None if any(map(samples_actions, runs)) else runs[0].saved["options"]["agent"],
     )
 
 
