@@ -1,6 +1,7 @@
 """Numbers, durations, curves and errors as text."""
 
 import math
+import sysconfig
 import traceback
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,6 +10,7 @@ from pathlib import Path
 LETTERS = ("", "k", "M", "G", "T", "P", "E")
 """Letters of the powers of 1,000."""
 MARKS = "▁▂▃▄▅▆▇█"
+_PYTHON = Path(sysconfig.get_path("stdlib"))
 
 
 def number(value: float) -> str:
@@ -60,11 +62,19 @@ def percent(share: float) -> str:
 
 
 def error_in_words(error: BaseException) -> str:
-    """Return kind and message of an error in one line, with the file and line that raised it unless these are in the message."""
+    """Return kind and message of an error in one line, and the place in code that is the user's, unless the message has it."""
     message = " ".join(str(error).split())
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    last = next((frame for frame in reversed(frames) if _is_users(frame.filename)), None)
+    place = f" ({Path(last.filename).name}, line {last.lineno})" if last else ""
     return f"{type(error).__name__}: {message}{'' if isinstance(error, SyntaxError) else place}"
+
+
+def _is_users(file: str) -> bool:
+    """Return whether a file belongs neither to Esper nor to Python."""
+    path = Path(file)
+    pythons = path.is_relative_to(_PYTHON) and not {"site-packages", "dist-packages"} & {*path.parts}
+    return not path.is_relative_to(Path(__file__).parent) and not pythons
 
 
 def counted(count: int, noun: str) -> str:

@@ -11,7 +11,7 @@ FILES = sorted(ESPER.rglob("*.py"))
 
 # A room may import the rooms of earlier rows, and those beside it in its own row.
 ROWS = (
-    ("text",),
+    ("text", "options"),
     ("seeding", "ranges", "memory", "notices", "phases", "fusion", "hosts", "lifecycle", "optimisers", "checkpoint", "files"),
     ("seeds",),
     ("growth",),

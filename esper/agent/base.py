@@ -17,6 +17,7 @@ from esper.env.actions import HeadsConfig
 from esper.env.spec import EnvSpec, Observation
 from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import BoolArray, IntArray
+from esper.options import Option
 from esper.ranges import check_ranges
 
 
@@ -117,7 +118,7 @@ class Learner(Controller, Protocol):
 
 
 @dataclass(kw_only=True, slots=True)
-class AgentConfig:
+class AgentConfig(Option):
     """Base of controller configs."""
 
     greedy: ClassVar[bool] = False

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 from esper.buffer.rollout import Rollout
 from esper.buffer.transition import Transition
 from esper.env.spec import EnvSpec
+from esper.options import Option
 
 
 class Forfeit(StrEnum):
@@ -51,7 +52,7 @@ class Buffer(Protocol):
 
 
 @dataclass(kw_only=True, slots=True)
-class BufferConfig:
+class BufferConfig(Option):
     """Base of buffer configs."""
 
     reuses: ClassVar[bool] = False

@@ -23,6 +23,7 @@ from esper.lifecycle.stages import SlotState
 from esper.measure.counterfactuals import CounterfactualsConfig
 from esper.optimisers.base import OptimiserConfig
 from esper.optimisers.sgd import SGDConfig
+from esper.options import Option
 from esper.pool.cluster import ClusterConfig, LocalConfig
 from esper.pool.devices import DeviceConfig
 from esper.reward.modes import RewardConfig
@@ -254,7 +255,7 @@ class EnvParts:
 
 
 @dataclass(kw_only=True, slots=True)
-class EnvConfig:
+class EnvConfig(Option):
     """Base of environment configs."""
 
     ignores: ClassVar[tuple[str, ...]] = ()

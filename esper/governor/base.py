@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from esper.governor.health import Health, newborn
 from esper.lifecycle.stages import BoolArray, FloatArray
+from esper.options import Option
 
 
 class Cause(IntEnum):
@@ -45,7 +46,7 @@ class Verdict:
 
 
 @dataclass(kw_only=True, slots=True)
-class GovernorConfig:
+class GovernorConfig(Option):
     """Config of a governor."""
 
     def build(self, *, chance_loss: float) -> "Governor":

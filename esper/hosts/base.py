@@ -12,6 +12,7 @@ from typing import ClassVar, cast
 from torch import Tensor, nn
 
 from esper.fusion.layout import Layout
+from esper.options import Option
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Host(nn.Module):
 
 
 @dataclass(kw_only=True, slots=True)
-class HostConfig:
+class HostConfig(Option):
     """Base of host configs: the architecture that all hosts of a run share."""
 
     samples: ClassVar[tuple[Layout, ...]] = (Layout.IMAGES,)

@@ -14,11 +14,12 @@ import numpy.typing as npt
 from esper.lifecycle.roles import Incubation
 from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import BoolArray, FloatArray, SlotState, Stage
+from esper.options import Option
 from esper.ranges import check_ranges
 
 
 @dataclass(kw_only=True, slots=True)
-class GatesConfig:
+class GatesConfig(Option):
     """Minimal gates: no thresholds beyond the required stage."""
 
     min_training: int = 1

@@ -14,6 +14,7 @@ import numpy as np
 
 from esper.lifecycle.roles import Fossils, Incubation
 from esper.lifecycle.stages import BoolArray, Stage
+from esper.options import Option
 from esper.ranges import check_options, check_ranges
 
 GATES = {"training": Stage.GERMINATED, "blending": Stage.TRAINING, "holding": Stage.BLENDING, "fossilized": Stage.HOLDING}
@@ -30,7 +31,7 @@ class Isolation(StrEnum):
 
 
 @dataclass(kw_only=True, slots=True)
-class SlotsConfig:
+class SlotsConfig(Option):
     """Slots in use, and the rules of the seeds in them."""
 
     where: list[str] = field(default_factory=lambda: list[str]())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.optimisers.schedules import PEAK, RateSchedule, fall, rise
+from esper.options import Option
 from esper.ranges import check_ranges
 
 
@@ -55,7 +56,7 @@ class SeedSettingsConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class OptimiserConfig:
+class OptimiserConfig(Option):
     """Base of optimiser configs. Every host and every seed is updated as if it were alone."""
 
     tensors: ClassVar[int] = 1

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from esper.measure.costs import Meter
+from esper.options import Option
 from esper.pool.base import HostPool, PoolParts
 from esper.pool.devices import DeviceConfig
 from esper.pool.local import ShardPool
@@ -15,7 +16,7 @@ class ClusterError(RuntimeError):
 
 
 @dataclass(kw_only=True, slots=True)
-class ClusterConfig:
+class ClusterConfig(Option):
     """Base of cluster configs."""
 
     is_remote: ClassVar[bool] = False

@@ -11,12 +11,13 @@ import torch
 
 from esper.fusion.precision import Precision
 from esper.notices import UserNotice
+from esper.options import Option
 from esper.ranges import check_ranges
 from esper.text import counted
 
 
 @dataclass(kw_only=True, slots=True)
-class DeviceConfig:
+class DeviceConfig(Option):
     """How hosts train on a device; the device's name is its key in the config."""
 
     members_per_shard: int = 0

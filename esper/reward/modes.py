@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, cast
 
 from esper.lifecycle.slots import SlotsConfig
+from esper.options import Option
 from esper.ranges import check_ranges
 from esper.reward import table
 from esper.reward.rewards import PerHost, Reward, WeightedReward
@@ -18,7 +19,7 @@ from esper.reward.terms import RentUnit
 
 
 @dataclass(kw_only=True, slots=True)
-class RewardConfig:
+class RewardConfig(Option):
     """Config of a reward mode."""
 
     pays: ClassVar[Pays] = {}

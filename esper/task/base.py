@@ -16,6 +16,7 @@ from esper.fusion.layout import Layout
 from esper.growth.objective import CLASSIFICATION, Objective
 from esper.hosts.base import HostConfig, segments_of
 from esper.notices import UserNotice
+from esper.options import Option
 from esper.ranges import check_ranges
 from esper.seeding import stream, torch_stream
 from esper.task.augment import Augmentation
@@ -32,7 +33,7 @@ POOL = -1
 
 
 @dataclass(kw_only=True, slots=True)
-class TaskConfig:
+class TaskConfig(Option):
     """Base of task configs. If a field is a list, each host draws one of its values uniformly."""
 
     samples: ClassVar[Layout] = Layout.IMAGES

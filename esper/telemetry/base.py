@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from esper.options import Option
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.traces import Table
 
@@ -99,7 +100,7 @@ class Writer:
 
 
 @dataclass(kw_only=True, slots=True)
-class WriterConfig:
+class WriterConfig(Option):
     """A telemetry writer. Its fields are settings, as in 'telemetry.writers=[jsonl,{csv:{delimiter:";"}}]'."""
 
     def build(self, run: RunInfo) -> Writer:

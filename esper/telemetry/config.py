@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from esper.options import Option
 from esper.ranges import check_ranges
 from esper.telemetry.anomalies import AnomaliesConfig, Findings
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer
@@ -20,7 +21,7 @@ from esper.telemetry.writers import WRITERS, check_writers
 
 
 @dataclass(kw_only=True, slots=True)
-class TelemetryConfig:
+class TelemetryConfig(Option):
     """All records, and progress on the console. These choices affect neither training nor measurements."""
 
     writers: list[Any] = field(default_factory=lambda: ["jsonl", "tensorboard", "console"])

@@ -13,13 +13,14 @@ from torch import nn
 
 from esper.fusion.layout import Layout
 from esper.hosts.base import SlotSpec
+from esper.options import Option
 from esper.ranges import check_ranges, is_required
 
 Affine = TypeVar("Affine", bound=nn.Linear | nn.Conv2d)
 
 
 @dataclass(kw_only=True, slots=True)
-class BlueprintConfig:
+class BlueprintConfig(Option):
     """Config of one kind of seed."""
 
     layouts: ClassVar[tuple[Layout, ...]] = ()
