@@ -3,6 +3,7 @@
 # B batch
 
 import copy
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from esper.growth.mode import set_evaluation
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend
 from esper.seeds.bank import seed_module
+from esper.seeds.blueprints.attention import SelfAttention
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
 from esper.seeds.informed import inform
 from esper.seeds.slot_gradients import SlotGradients
@@ -91,6 +93,16 @@ def has_slot(submodule: nn.Module) -> bool:
     """Return whether there is a slot after a submodule."""
     hooks = submodule._forward_hooks.values()  # pyright: ignore[reportPrivateUsage]
     return any(isinstance(getattr(hook, "__self__", None), GrowingSlot) for hook in hooks)
+
+
+def warn_of_cache(slot: str, seed: nn.Module) -> None:
+    """Warn if an attention seed gets a single position."""
+    if any(isinstance(one, SelfAttention) for one in seed.modules()):
+        warnings.warn(
+            f"slot {slot}: an attention seed got a single position, as a model with a cache passes them, and does not see those "
+            "before: call generate with use_cache=False",
+            stacklevel=2,
+        )
 
 
 def parameter_near(module: nn.Module, path: str) -> Tensor:
@@ -254,6 +266,8 @@ class GrowingSlot(nn.Module):
                 f"slot {self.spec.name}: seeds grow on {self.spec.layout} here, as in the example of esper.grow, but this output "
                 f"has the shape {tuple(h.shape)}: give esper.grow a batch as example"
             )
+        if h.dim() == 3 and h.shape[1] == 1 and not torch.compiler.is_compiling():
+            warn_of_cache(self.spec.name, seed)
         given = h if self._opens else h.detach()
         if torch.is_grad_enabled() and not given.requires_grad and given.device.type == "cpu":
             # torch 2.13 crashes in the backward of a group norm on channels-last images that need no gradient.

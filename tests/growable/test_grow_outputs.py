@@ -1,5 +1,6 @@
 """`esper.grow` after submodules whose output is more than a tensor."""
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.config import ConfigError
-from tests.growable.test_grow import moved
+from tests.growable.test_grow import Encoder, moved
 
 
 class Pair(NamedTuple):
@@ -155,3 +156,17 @@ def test_a_shared_weight_is_one_weight_of_the_files(tmp_path: Path) -> None:
     found = names["load"](tmp_path)
     torch.testing.assert_close(found(x), net(x))
     assert [tuple(parameter.shape) for parameter in found.parameters()].count((4, 4)) == 1
+
+
+@pytest.mark.parametrize(("blueprint", "warns"), [("attention", True), ("lora", False)])
+def test_an_attention_seed_behind_a_cache_warns(blueprint: str, warns: bool) -> None:
+    tokens, mask = torch.randint(0, 11, (3, 5)), torch.zeros(3, 5, dtype=torch.bool)
+    net = esper.grow(Encoder(), ["layer"], (tokens, mask))
+    net.germinate("layer", blueprint)
+    net.begin_epoch()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        net(tokens, mask)
+        assert not told
+        net(tokens[:, :1], mask[:, :1])
+    assert [str(one.message)[-20:] for one in told] == ["with use_cache=False"] * warns
