@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> None:
             if (folder / "tuning.json").exists():
                 raise ConfigError(
                     f"{folder} holds a tuning, and its numbers are in tuning.json: compare the best values with the baseline by "
-                    "the command that the tuning printed, which runs both on new seeds"
+                    "the command that the tuning printed, which runs both on new random seeds"
                 )
         if folders[0].is_dir():
             check_writable(folders[0])

@@ -76,8 +76,8 @@ class Config(Chosen):
     """The root config: all settings of a run, constant during the run."""
 
     seed: int = 0
-    """Root seed of all random streams, at least 0. Runs with the same seed share all random numbers that their configs do not
-    affect."""
+    """Root seed of all random streams, at least 0. Runs with the same random seed share all random numbers that their configs do
+    not affect."""
     updates: int = 50
     """Number of learning steps of the controller, at least 1 [updates]. Higher: longer training."""
     hosts: int = 32
@@ -87,8 +87,8 @@ class Config(Chosen):
     """T, length of an episode, which is one training run of a host, at least 1 [host epochs]. Higher: more time for growth to pay
     off."""
     policy_seed: int | None = None
-    """Seed of the policy's initial weights and minibatches, at least 0; null: same as seed. Runs that differ only in policy_seed
-    train the same hosts."""
+    """Random seed of the policy's initial weights and minibatches, at least 0; null: the value of seed. Runs that differ only in
+    policy_seed train the same hosts."""
     resume: str | None = None
     """Folder of a run to resume, or null for a new run."""
     plugins: list[str] = field(default_factory=lambda: list[str]())

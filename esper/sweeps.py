@@ -61,7 +61,7 @@ class TuneConfig:
     trials: int = 20
     """Sets of values to try, at least 1. Higher: a better result, longer tuning."""
     blocks: int = 3
-    """Runs per set of values, and of the baseline, on shared seeds, at least 1. Higher: less noise per trial."""
+    """Runs per set of values, and of the baseline, on the same random seeds, at least 1. Higher: less noise per trial."""
     root: int = 0
     """Root seed of the blocks and of the proposed values, at least 0. An experiment with the same root has other blocks."""
     outcome: str = "validation"

@@ -22,7 +22,7 @@ USAGE = """\
   python -m esper.train reward=sparse hosts=64           another reward, more hosts
   python -m esper.train 'devices=[cuda:0,cuda:1]'        two devices (quoted: the shell reads [...])
   python -m esper.train -m reward=shaped,sparse seed=1,2 four runs, one after another
-  python -m esper.train -m sweep=ab_reward               an A/B comparison on shared seeds
+  python -m esper.train -m sweep=ab_reward               an A/B comparison on the same random seeds
   python -m esper.train --cfg job                        show the config, start nothing
   python -m esper.train 'plugins=[my_parts.py]' reward=mine  an option of your own (docs/extending.md)"""
 

@@ -105,7 +105,7 @@ def _shared_seeds(runs: Sequence[Run]) -> list[str]:
     if len({seed for seed, _ in settings}) == len(settings):
         return []
     return [
-        "runs of different strata have the same seeds, hence the same initial policies and noise: their blocks are not "
+        "runs of different strata have the same random seeds, hence the same initial policies and noise: their blocks are not "
         "independent, and neither intervals nor p values are reliable; give every experiment a root of its own"
     ]
 

@@ -158,7 +158,7 @@ class CompareConfig:
     """Arm that all others are compared with; null compares every pair. Fewer pairs detect smaller differences."""
     strata: list[str] = field(default_factory=lambda: list[str]())
     """Keys in which runs may differ without being different arms, as in strata=[task]. Arms are compared within each stratum, and
-    their differences are pooled over strata. A block is then one seed in one stratum."""
+    their differences are pooled over strata. A block is then one random seed in one stratum."""
     workers: int = 1
     """Processes that score runs in parallel, at least 1, each with its share of the cores. Higher: faster, more memory."""
     final: bool = False

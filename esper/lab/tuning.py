@@ -1,4 +1,4 @@
-"""Tuning by paired differences: values are scored by their gain over a baseline on the same seeds.
+"""Tuning by paired differences: values are scored by their gain over a baseline on the same random seeds.
 
 A trial runs a set of values once per block. The baseline runs once per block for all trials. The variance between seeds cancels
 in their differences, so a few blocks suffice. Runs are scored by an outcome that does not depend on the reward, on held-out hosts
@@ -252,7 +252,7 @@ class Tuning:
         arguments = ["-m", "sweep=ab", arms, "blocks=12", f"root={new_root(self._identity())}", *claims, *common, *launcher]
         return [
             *lines,
-            f"the best of {len(ran)} trials is biased upwards; test it on new seeds: "
+            f"the best of {len(ran)} trials is biased upwards; test it on new random seeds: "
             f"python -m esper.train {shlex.join([*arguments, *own_options])}",
         ]
 

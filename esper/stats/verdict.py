@@ -118,7 +118,7 @@ class PairResult:
             case Conclusion.too_few:
                 left_out = f", and {pair.collapsed} more with a collapsed run" if pair.collapsed else ""
                 shared = f"they share {pair.blocks} of the {MIN_BLOCKS} blocks needed{left_out}"
-                return f"no verdict on {names}: {shared}; {self.needs or 'run them on the same seeds, as sweep=ab does'}"
+                return f"no verdict on {names}: {shared}; {self.needs or 'run them from the same random seeds, as sweep=ab does'}"
             case Conclusion.unfinished:
                 return f"no verdict on {names} yet: {self._still_missing}"
             case Conclusion.exploratory:

@@ -17,52 +17,52 @@ class AnomaliesConfig:
     """Time after an anomaly during which every update is written with all details, at least 0 [updates]. Higher: more data."""
     patience: int = 3
     """Updates in a row before a condition is reported, at least 1. Ratios, KL, and exploding or non-finite gradients are reported
-    at once. Higher: later alarms."""
+    at once. Higher: reported later."""
     min_steps: int = 32
-    """Minimum number of steps with a choice to check a head, or whole actions, at least 1. Higher: fewer false alarms."""
+    """Minimum number of steps with a choice to check a head, or whole actions, at least 1. Higher: fewer false reports."""
     min_germinations: int = 32
-    """Minimum number of seeds planted in a rollout to check blueprints, at least 1. Higher: fewer false alarms."""
+    """Minimum number of seeds planted in a rollout to check blueprints, at least 1. Higher: fewer false reports."""
     entropy_share: float = 0.02
-    """Entropy of a head, as a share of the largest possible, below which it has collapsed, in [0, 1]. Lower: later alarms; 0: no
-    alarm."""
+    """Entropy of a head, as a share of the largest possible, below which it has collapsed, in [0, 1]. Lower: reported later; 0:
+    never."""
     ratio: float = 20.0
-    """Factor by which one update may change a probability, above 1. Higher: later alarms; inf: no alarm."""
+    """Factor by which one update may change a probability, above 1. Higher: reported later; inf: never."""
     kl: float = 3.0
-    """KL after an update, as a multiple of agent.target_kl, above which it is a spike, above 0. Higher: later alarms; inf: no
-    alarm."""
+    """KL after an update, as a multiple of agent.target_kl, above which it is a spike, above 0. Higher: reported later; inf:
+    never."""
     skipped: float = 0.9
-    """Share of skipped minibatches above which an update hardly learned, in [0, 1]. Higher: later alarms; 1: no alarm."""
+    """Share of skipped minibatches above which an update hardly learned, in [0, 1]. Higher: reported later; 1: never."""
     nonfinite: float = 0.0
-    """Number of minibatches that an update may drop for non-finite losses or gradients, at least 0. Higher: later alarms; inf: no
-    alarm."""
+    """Number of minibatches that an update may drop for non-finite losses or gradients, at least 0. Higher: reported later;
+    inf: never."""
     explained_variance: float = -0.1
     """Explained variance of the returns below which a critic is useless, at most 1. A constant or untrained critic explains 0.
-    Lower: later alarms; -inf: no alarm."""
+    Lower: reported later; -inf: never."""
     gradient_above: float = 100.0
     """Gradient norm of a part above which it explodes, above 0. About 1 is usual, as advantages and returns are normalised.
-    Higher: later alarms; inf: no alarm."""
+    Higher: reported later; inf: never."""
     gradient_below: float = 1e-5
-    """Gradient norm of a part below which it vanishes, at least 0 and below gradient_above. Lower: later alarms; 0: no alarm."""
+    """Gradient norm of a part below which it vanishes, at least 0 and below gradient_above. Lower: reported later; 0: never."""
     gradient_drift: float = 5.0
     """Factor by which a gradient norm, of a part or of hosts, may differ from its running mean, above 1. In 24 healthy runs one
-    update in a hundred reached 3. Higher: later alarms; inf: no alarm."""
+    update in a hundred reached 3. Higher: reported later; inf: never."""
     dead: float = 0.5
-    """Share of dead units above which the core is dead, in [0, 1]. Higher: later alarms; 1: no alarm."""
+    """Share of dead units above which the core is dead, in [0, 1]. Higher: reported later; 1: never."""
     saturated: float = 0.5
-    """Share of saturated outputs or gates above which the core is saturated, in [0, 1]. Higher: later alarms; 1: no alarm."""
+    """Share of saturated outputs or gates above which the core is saturated, in [0, 1]. Higher: reported later; 1: never."""
     monoculture: float = 0.98
-    """Share of planted seeds of one blueprint above which it is a monoculture, in [0, 1]. Higher: later alarms; 1: no alarm."""
+    """Share of planted seeds of one blueprint above which it is a monoculture, in [0, 1]. Higher: reported later; 1: never."""
     min_seed_epochs: int = 64
-    """Minimum number of contributions measured in an episode to check them, at least 1. Higher: fewer false alarms."""
+    """Minimum number of contributions measured in an episode to check them, at least 1. Higher: fewer false reports."""
     attribution_ratio: float = 0.25
     """Share of seeds that contribute many times what the host gained, above which hosts merely depend on them, in [0, 1]. Higher:
-    later alarms; 1: no alarm."""
+    reported later; 1: never."""
     ransomware: float = 0.25
     """Share of indispensable seeds whose host is worse than before planting, above which they are ransomware, in [0, 1]. Higher:
-    later alarms; 1: no alarm."""
+    reported later; 1: never."""
     goodhart: float = 0.0
     """Rank correlation over hosts between return and committed accuracy below which rewards miss the goal, in [-1, 1]. Lower:
-    later alarms; -1: no alarm."""
+    reported later; -1: never."""
 
     def __post_init__(self) -> None:
         shares = ["entropy_share", "skipped", "dead", "saturated", "monoculture", "attribution_ratio", "ransomware"]

@@ -34,7 +34,7 @@ def test_different_data_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [run(arm, 32, 10, block, task) for arm in "ab" for block, task in enumerate(("digits", "mnist5k"))]
     assert anomalies(tasks) == []
     (shared,) = anomalies([replace(one, seed=5) for one in tasks])
-    assert shared.startswith("runs of different strata have the same seeds")
+    assert shared.startswith("runs of different strata have the same random seeds")
     (fault,) = anomalies([replace(one, stratum="") for one in tasks])
     assert "task is a digits and mnist5k, b digits and mnist5k; if this is a separate setting, add it to strata" in fault
     longer = [replace(one, updates=20) if one.arm == "b" else one for one in tasks]

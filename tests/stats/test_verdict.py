@@ -111,7 +111,8 @@ def test_arms_on_different_seeds_get_no_verdict_but_a_remedy(shared: int) -> Non
     assert found.verdict is Conclusion.too_few
     assert found.needed is None
     assert str(found) == (
-        f"no verdict on plain and good: they share {shared} of the 10 blocks needed; run them on the same seeds, as sweep=ab does"
+        f"no verdict on plain and good: they share {shared} of the 10 blocks needed; run them from the same random seeds, as "
+        "sweep=ab does"
     )
 
 
