@@ -29,7 +29,7 @@ class SearchSpace:
     params: "dict[str, BaseDistribution]"
     """Distribution of each tuned key."""
     seeds: list[int]
-    """Random seed of each block, never that of a block of an experiment (but for chance), so that an experiment tests on others."""
+    """Random seed of each block, never that of a block of an experiment (but for chance), on which the result is tested."""
     common: list[str]
     """Overrides of all runs."""
 
