@@ -58,6 +58,7 @@ def test_an_untrained_agent_is_no_controller(folder, name):
             asked()
 
 
+@pytest.mark.slow
 def test_search_adds_the_best_schedule_the_oracle_and_the_best_static_net(folder):
     evaluation = Evaluation.load(str(folder), hosts=2)
     asked = EvaluateConfig(checkpoint=str(folder), controllers=["wait"], schedules=True)

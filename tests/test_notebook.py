@@ -13,6 +13,7 @@ SMALLER = {
 }
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(PAGE.parents[1]))
     notebook = nbformat.read(PAGE, as_version=4)

@@ -265,7 +265,7 @@ def _start(main: Callable[[], object], args: Namespace) -> None:
     with warnings.catch_warnings(), hydra_at_conf(args.config_dir):
         warnings.simplefilter("ignore")  # warnings of configs are shown when the run reads its config
         warnings.simplefilter("always", UserNotice)  # but data is checked only when it is first loaded, which may be here
-        folder, arms = _look_ahead(overrides, args.config_name or "config", many=many, show=args.cfg is not None)
+        folder, comparison = _look_ahead(overrides, args.config_name or "config", many=many, show=args.cfg is not None)
     if args.cfg is not None:
         with _from_hydra(main):
             main()
@@ -284,16 +284,16 @@ def _start(main: Callable[[], object], args: Namespace) -> None:
             raise
         end(130, f"interrupted; what was saved before is intact; {go_on(folder)}")
     end_if_failed(results, folder)
-    if arms > 1:
-        print(f"all runs are finished; compare them with: python -m esper.compare {shlex.quote(str(folder))}")
+    if comparison:
+        print(f"all runs are finished; compare them with: {comparison}")
 
 
-def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: bool) -> tuple[Path, int]:
+def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: bool) -> tuple[Path, str]:
     """Compose the configs of all runs, and check that this machine can run them.
 
     Returns:
-        The folder, created if it is new; and, for a sweep over values, the number of arms, which differ in more than the random
-        seed, or 0 if they have different tasks.
+        The folder, created if it is new; and, for a sweep over values of one task that differ in more than the random seed, the
+        command that compares its runs, else an empty text.
     """
     configs, folder = (plan_sweep if many else plan_run)(overrides, config_name=config_name)
     if many and any(config.resume is not None for config in configs):
@@ -303,7 +303,7 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
         shown = bool(configs) and "console" in check_writers(configs[0].telemetry.writers)
         rehearsal.end(configs[0].title() if shown and not many else "", shows=shown)
     # A config that is only printed, or that a launcher sends to other machines, need not run on this one.
-    asked, arms = list[object](), 0
+    asked, comparison = list[object](), ""
     for config in () if show or _elsewhere(overrides) else configs:
         if config.resume is not None:
             if Path(config.resume) != folder:
@@ -325,8 +325,10 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
         tasks = {config.choice("task") for config in configs}
         first = configs[0]  # a comparison tells no arms by these:
         aside = {"seed": 0, "policy_seed": None, "telemetry": first.telemetry, "checkpoints": first.checkpoints}
-        arms = _different([replace(config, **aside) for config in configs]) if len(tasks) == 1 else 0
-    return (folder if show else create(folder)), arms
+        if len(tasks) == 1 and _different([replace(config, **aside) for config in configs]) > 1:
+            outcome = "" if first.env.has_hosts else " outcome=return"
+            comparison = f"python -m esper.compare {shlex.quote(str(folder))}{outcome}"
+    return (folder if show else create(folder)), comparison
 
 
 def _elsewhere(overrides: Sequence[str]) -> bool:

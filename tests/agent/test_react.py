@@ -116,6 +116,7 @@ def test_a_rule_that_teaches_wants_a_seed_until_its_pupil_plants() -> None:
     assert advised(searched, fallen) == [wait, *[plant] * 5]
 
 
+@pytest.mark.slow
 def test_a_bandit_that_teaches_decides_anew_until_its_pupil_does_what_it_wants() -> None:
     bandit, rng = ReactBanditConfig(drop=10.0).build(SPEC, seed=0), np.random.default_rng(0)
     for _ in range(60):

@@ -43,13 +43,16 @@ def test_a_sweep_over_values_ends_with_the_command_that_compares_its_runs(
     words += [f"hydra.sweep.dir={tmp_path}", "telemetry=quiet"]
     done = run_forked("esper.train", *words, cwd=tmp_path)
     last = done.stdout.splitlines()[-1]
-    assert last == f"all runs are finished; compare them with: python -m esper.compare {tmp_path}"
+    assert last == f"all runs are finished; compare them with: python -m esper.compare {tmp_path} outcome=return"
     monkeypatch.setattr("esper.lab.report.draw", lambda *_: [])  # the fork inherits it
     done = run_forked(*last.partition("python -m ")[2].split(), "hosts=2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     monkeypatch.setenv(VARIABLE, "")  # which the check of a sweep sets
     tasks = ["task=digits,digits_mlp", "agent=wait", "hosts=2", "steps=1", "updates=1", "task.epoch_samples=128"]
-    _, arms = command._look_ahead([*tasks, f"hydra.sweep.dir={tmp_path}/tasks"], "config", many=True, show=False)
-    assert arms == 0, "different tasks are not compared"
+    _, comparison = command._look_ahead([*tasks, f"hydra.sweep.dir={tmp_path}/tasks"], "config", many=True, show=False)
+    assert not comparison, "different tasks are not compared"
     seeds = ["env=sandbox", "policy_seed=1,2", f"hydra.sweep.dir={tmp_path}/seeds"]
-    assert command._look_ahead(seeds, "config", many=True, show=False)[1] == 1, "nor is one arm with itself"
+    assert not command._look_ahead(seeds, "config", many=True, show=False)[1], "nor is one arm with itself"
+    hosts = ["agent=wait,random", "steps=1", "task.epoch_samples=128", "hosts=2", f"hydra.sweep.dir={tmp_path}/hosts"]
+    comparison = f"python -m esper.compare {tmp_path}/hosts"
+    assert command._look_ahead(hosts, "config", many=True, show=False)[1] == comparison

@@ -106,6 +106,7 @@ def test_a_checkpoint_is_read_by_the_command_itself(bare: Path) -> None:
     assert "TypeError: a placeholder has no type" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_rehearsal_gives_the_answers_of_the_command() -> None:
     done = python("-c", REHEARSED, given=json.dumps(SAMPLE))
     assert json.loads(done.stdout) == [str(refusal(overrides)) for overrides in SAMPLE]

@@ -99,6 +99,7 @@ def test_several_experiments_keep_what_their_plans_agree_on(experiment: Path, tm
     assert config.margin is None, "on which they do not agree"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(experiment / "shaped")
@@ -181,6 +182,7 @@ def test_evaluation_overrides_apply_to_all_policies(experiment: Path, tmp_path: 
         assert score(run, 3) != score(run, 3, ["steps=3"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_planned_overrides_of_the_scoring_need_not_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = AnalysisPlan(score_hosts=2, score_overrides=["steps=3", "task.data_share=[0.5]"])

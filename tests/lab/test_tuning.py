@@ -275,6 +275,7 @@ def test_outcomes_that_cannot_be_tuned(tmp_path: Path, monkeypatch: pytest.Monke
         tuning(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_tuning_runs_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = ["updates=1", "hosts=4", "steps=2", "task.epoch_samples=128", "telemetry=quiet", "score_hosts=2"]
     tiny += ["blueprint=[norm]", "agent.minibatches=1", "agent.epochs=1"]

@@ -1,7 +1,5 @@
-"""Workers as processes of this machine: the same numbers whatever happens to them, and none left behind.
-
-They are forks of the test process, but new interpreters where that matters.
-"""
+"""Workers as processes of this machine (forks of the test process; new interpreters where that matters): the same numbers
+whatever happens to them, and none left behind."""
 
 import gc
 import os
@@ -101,6 +99,7 @@ def test_killed_workers_change_no_number(make_env, plan_actions):
     assert "hosts 2 to 3 repeat 3 epochs of this episode; no other host is affected" in lost[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreters")
 def test_workers_show_what_one_process_shows(make_env, plan_actions):
     with built(make_env, cpus=2) as env:  # workers of its own

@@ -84,7 +84,10 @@ OPTIMISERS = {
 @pytest.mark.parametrize("incubation", Incubation)
 @pytest.mark.parametrize(
     ("optimiser", "frozen"),
-    [*((name, False) for name in OPTIMISERS), ("sgd", True), ("parts", True)],  # AdamW for both includes seeds
+    [
+        *((name, False) for name in OPTIMISERS),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("sgd", "parts")),  # AdamW for both includes seeds
+    ],
 )
 def test_replayed_steps_have_the_bits_of_others(small_task, optimiser, incubation, frozen, monkeypatch) -> None:
     monkeypatch.setattr(small_task, "batch_size", 12)

@@ -122,6 +122,7 @@ def test_texts_about_accuracy_keep_their_keys():
     assert in_terms_of("accuracy", text) == text
 
 
+@pytest.mark.slow
 def test_train_evaluate_and_compare_print_r2(tmp_path):
     """With informed seeds, pretrained hosts, drifts and streamed data along the way."""
     tiny = ["task=diabetes", "hosts=4", "steps=4", "updates=2", "gates.min_training=1", "gates.min_blending=1"]

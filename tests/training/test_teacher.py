@@ -40,6 +40,7 @@ def bandit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_policy_imitates_the_controller_of_a_run_and_resumes_exactly(bandit: Path, tmp_path: Path) -> None:
     teacher = [f"agent.teacher={bandit}", "agent.imitation=0.5"]
     whole = run(tmp_path / "whole", *teacher, "updates=4", "checkpoints.keep=9")

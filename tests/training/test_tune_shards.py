@@ -94,6 +94,7 @@ def test_without_tune_nothing_is_timed(monkeypatch):
     assert tuned(config).lines() == []
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_found_and_keeps_it(tmp_path):
     seen = ["telemetry=full", "telemetry.writers=[console]", "telemetry.page_hosts=0"]
     done = run_forked(*small_run.command(tmp_path / "run", *TUNE, *seen), cwd=tmp_path)

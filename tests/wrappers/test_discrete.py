@@ -20,11 +20,12 @@ ALWAYS = {Op.WAIT, Op.GERMINATE, Op.PRUNE}
     ("overrides", "ops"),
     [
         (SANDBOX, {Op.FOSSILIZE, Op.ADVANCE}),
-        ([*TINY, *QUICK], {Op.FOSSILIZE, Op.ADVANCE}),
+        pytest.param([*TINY, *QUICK], {Op.FOSSILIZE, Op.ADVANCE}, marks=pytest.mark.slow),
         ([*TINY, *QUICK, "slots.auto_advance=[]", *FREE], {Op.FOSSILIZE, Op.ADVANCE, Op.SET_ALPHA_TARGET}),
-        (
+        pytest.param(
             [*TINY, *QUICK, "slots.auto_advance=[training,blending,holding,fossilized]", "slots.switchable=true"],
             {Op.SET_ALPHA_TARGET},
+            marks=pytest.mark.slow,
         ),
     ],
 )

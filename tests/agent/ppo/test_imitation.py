@@ -145,6 +145,7 @@ def test_the_loss_is_the_cross_entropy_over_decisions_however_rows_are_cut() -> 
     assert losses[2] != pytest.approx(expected, rel=1e-3), "rollouts of earlier policies are labelled, too"
 
 
+@pytest.mark.slow
 def test_a_policy_still_explores_when_ppo_takes_over() -> None:
     env = Marks(SPEC, np.random.default_rng(0))
     agent = learn(env, 0, teacher="x", imitation=0.5)  # with twins, whose advantages are 0 where they act alike

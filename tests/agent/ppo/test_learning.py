@@ -138,6 +138,7 @@ def test_actions_that_break_a_host_become_rare() -> None:
     assert op_probability(learned, env, Op.PRUNE) < 0.03
 
 
+@pytest.mark.slow
 def test_the_critic_explains_predictable_returns() -> None:
     """Every step pays what the cue of the first step says, so that returns are known from then on."""
 
