@@ -18,6 +18,7 @@ class Option:
     __slots__ = ()
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         typed = get_annotations(cls)
         for parent in (parent for parent in cls.__mro__[1:] if is_dataclass(parent)):
             keys = {field.name: field.type for field in fields(parent)}
