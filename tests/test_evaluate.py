@@ -192,9 +192,9 @@ def run_of(folder, *overrides):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["agent=periodic", "agent.first=1"],
+        pytest.param(["agent=periodic", "agent.first=1"], marks=pytest.mark.slow),
         ["agent=schedule", "agent.actions=[{at:1,op:germinate,slot:2,blueprint:norm},{at:3,op:fossilize,slot:2}]"],
-        ["agent=best_of_random"],
+        pytest.param(["agent=best_of_random"], marks=pytest.mark.slow),
     ],
     ids=lambda overrides: overrides[0],
 )

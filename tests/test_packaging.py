@@ -243,6 +243,7 @@ def test_experiments_run_from_any_folder(tmp_path: Path) -> None:
     assert len(list((tmp_path / "here").rglob("metrics.jsonl"))) == 2
 
 
+@pytest.mark.slow
 def test_a_run_loads_no_library_that_it_does_without(tmp_path: Path) -> None:
     """Each takes up to two seconds to import."""
     slow = ["torch._dynamo", "sympy", "sklearn", "pandas", "scipy.stats", "torchvision", "tensorboard", "matplotlib"]

@@ -91,7 +91,9 @@ def test_generated_fashion_mnist_with_augmentation(tmp_path):
     train(tmp_path, "task=fashion_mnist", f"task.root={tmp_path}", *SMALL, "task.valid_samples=6", *augmentation)
 
 
-@pytest.mark.parametrize("name", [*CIFAR, "cifar100"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in TRAINED else pytest.mark.slow) for name in (*CIFAR, "cifar100")]
+)
 def test_cifar_presets(tmp_path, monkeypatch, name):
     kind = Cifar100Config if name == "cifar100" else Cifar10Config
     rng, version = np.random.default_rng(0), kind.versions[1]
@@ -194,12 +196,17 @@ def test_generated_python_text(tmp_path, generated_text):
     ("name", "slots", "other"),
     [
         ("digits_drift", 3, []),
-        ("digits_arrivals", 6, []),
-        ("digits_trials", 3, []),
-        ("mnist5k_drift", 3, SMALL),
-        ("mnist5k_deep", 10, SMALL),
-        ("fashion_drift", 3, SMALL),
         ("python_text_drift", 4, SMALL),
+        *(
+            pytest.param(*world, marks=pytest.mark.slow)
+            for world in [
+                ("digits_arrivals", 6, []),
+                ("digits_trials", 3, []),
+                ("mnist5k_drift", 3, SMALL),
+                ("mnist5k_deep", 10, SMALL),
+                ("fashion_drift", 3, SMALL),
+            ]
+        ),
     ],
 )
 def test_worlds_of_deployed_hosts(tmp_path, generated_mnist5k, generated_text, name, slots, other):

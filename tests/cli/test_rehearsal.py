@@ -122,6 +122,7 @@ def test_an_announced_run_does_not_repeat_its_title(tmp_path: Path, monkeypatch:
     assert "\ntrained for 0:00:" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "report"])
 def test_a_reader_of_help_may_stop_early(command: str) -> None:
     read, write = os.pipe()

@@ -17,20 +17,16 @@ def no_figures() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "kind"),
     [
         ("design.json", "folder"),
         (f"{CELL}/metrics.jsonl", "cut"),
-        *(
-            pytest.param(*damage, marks=pytest.mark.slow)
-            for damage in [
-                (f"{CELL}/run.json", "types"),
-                (f"{CELL}/run.json", "deep"),
-                (f"{CELL}/times.jsonl", "empty"),
-                (f"{CELL}/scored_000002_2_hosts.json", "deep"),
-            ]
-        ),
+        (f"{CELL}/run.json", "types"),
+        (f"{CELL}/run.json", "deep"),
+        (f"{CELL}/times.jsonl", "empty"),
+        (f"{CELL}/scored_000002_2_hosts.json", "deep"),
     ],
 )
 def test_a_damaged_file_is_one_sentence(file: str, kind: str) -> None:

@@ -25,15 +25,13 @@ def no_figures() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(case, marks=pytest.mark.slow if case != "growth" else ()) for case in OPERATIONS],
-)
+@pytest.fixture(scope="module", params=OPERATIONS)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Reference]:
     case = request.param
     return case, reference(case, tmp_path_factory.mktemp(case), OPERATIONS[case])
 
 
+@pytest.mark.slow
 def test_a_disturbed_case_ends_with_the_numbers_of_a_whole_one(whole: tuple[str, Reference], tmp_path: Path) -> None:
     case, expected = whole
     generator = random.Random(case)

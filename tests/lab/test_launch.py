@@ -194,7 +194,8 @@ def test_every_launcher_has_an_example() -> None:
     assert all(len(path.read_text().splitlines()) < 60 and os.access(path, os.X_OK) for path in EXAMPLES.iterdir())
 
 
-@pytest.mark.parametrize("launcher", ["joblib", *(pytest.param(name, marks=pytest.mark.slow) for name in ("slurm", "ray"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", NEEDS)
 def test_launchers_run_alike_and_a_failure_ends_no_other_run(launcher: str, site: Path, plain: Path, tmp_path: Path) -> None:
     """In the example of each launcher, with the parts of a package and of a file; the run that fails comes first."""
     if not find_spec(NEEDS[launcher]):

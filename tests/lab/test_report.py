@@ -231,7 +231,10 @@ def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+@pytest.mark.parametrize(
+    ("kind", "magic"),
+    [("png", b"\x89PNG"), *(pytest.param(*one, marks=pytest.mark.slow) for one in (("pdf", b"%PDF"), ("svg", b"<?xml")))],
+)
 def test_figures_are_written_in_the_format(found: S.Comparison, tmp_path: Path, kind: str, magic: bytes) -> None:
     wanted = replace(found, config=replace(found.config, figures=kind))
     paths = {path.name: path for path in write(wanted, tmp_path, "python -m esper.compare x")}

@@ -88,6 +88,7 @@ def test_its_own_tests_pass(site: Path) -> None:
     assert "2 passed" in shown
 
 
+@pytest.mark.slow
 def test_commands_know_the_parts(site: Path, grown: Path, bet: Path) -> None:
     shown = run(site, "esper.train", "--help")
     assert not [part for part in PARTS.values() if part not in shown]

@@ -48,6 +48,8 @@ def tell(env, seed, options):
 Environment.begin = tell
 """
 """A plugin that prints the root seed of every episode."""
+QUICK = {"maskable_ppo", "single_file_ppo"}
+"""Examples that are not slow tests."""
 FORKED = {"sb3_ppo", "sb3_dqn", "maskable_ppo", "recurrent_ppo", "torchrl_ppo", "single_file_ppo"}
 """Examples that run in a fork, which is faster; the others show that a new interpreter finds everything."""
 
@@ -56,7 +58,10 @@ def test_every_example_says_what_it_needs() -> None:
     assert {path.stem for path in EXAMPLES} == NEEDS.keys()
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow) for path in EXAMPLES],
+)
 def test_examples_run(path: Path, tmp_path: Path) -> None:
     if path.stem == "rllib_ppo" and not gymnasium.__version__.startswith("1.2."):
         pytest.skip("RLlib needs gymnasium 1.2; `.ci/run slow` tests it in an environment of its own")
@@ -82,6 +87,7 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) < 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", GROW, ids=lambda path: path.stem)
 def test_networks_of_other_loops_grow(path: Path, tmp_path: Path) -> None:
     library, epochs, least = {
