@@ -87,10 +87,10 @@ def main(arguments: list[str]) -> None:
             remedy = "install the extra compare, as in pip install -c constraints.txt -e '.[compare]'"
             raise ConfigError(f"comparisons need {error.name}, which is not installed: {remedy}") from error
         for folder in folders:
-            if (folder / "tuning.json").exists():
+            if tuning := next(folder.rglob("tuning.json"), None):
                 raise ConfigError(
-                    f"{folder} holds a tuning, and its numbers are in tuning.json: compare the best values with the baseline by "
-                    "the command that the tuning printed, which runs both on new random seeds"
+                    f"{tuning.parent} holds a tuning, and its numbers are in tuning.json: compare the best values with the "
+                    "baseline by the command that the tuning printed, which runs both on new random seeds"
                 )
         if folders[0].is_dir():
             check_writable(folders[0])

@@ -2,6 +2,7 @@
 
 from dataclasses import fields, is_dataclass
 from inspect import get_annotations
+from types import MemberDescriptorType
 from typing import Any, ClassVar, get_origin
 
 
@@ -17,25 +18,38 @@ class Option:
 
     __slots__ = ()
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        typed = get_annotations(cls)
-        for parent in (parent for parent in cls.__mro__[1:] if is_dataclass(parent)):
-            keys = {field.name: field.type for field in fields(parent)}
-            for name in parent.__dataclass_fields__:
-                value = vars(cls).get(name)
-                if name in keys and name in vars(cls) and name not in typed:
-                    kind: Any = keys[name]
-                    kind = kind.__name__ if isinstance(kind, type) else kind
-                    raise TypeError(
-                        f"{cls.__name__}.{name} has no type, so that its default would stay that of {parent.__name__}: write "
-                        f"{name}: {kind} = ..."
-                    )
-                if name not in keys and name in typed and not _of_class(typed[name]):
-                    raise TypeError(
-                        f"{cls.__name__}.{name} has a type, which would make it a key of the config: leave the type out, as in "
-                        f"{name} = {value!r}"
-                    )
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        typed, parents = _annotations(cls), [parent for parent in cls.__mro__[1:] if "__dataclass_fields__" in vars(parent)]
+        for name in {**vars(cls), **typed}:
+            value = vars(cls).get(name)
+            parent = next((one for one in parents if name in _annotations(one)), None)  # the nearest that has it
+            if parent is None or isinstance(value, MemberDescriptorType):  # of a class that `slots=True` makes again
+                continue
+            kind: Any = _annotations(parent)[name]
+            if name not in typed and name in keys_of(parent):
+                shown = kind.__name__ if isinstance(kind, type) else kind
+                raise TypeError(
+                    f"{cls.__name__}.{name} has no type, so that its default would stay that of {parent.__name__}: write "
+                    f"{name}: {shown} = ..."
+                )
+            if name in typed and _of_class(kind) and not _of_class(typed[name]):
+                raise TypeError(
+                    f"{cls.__name__}.{name} has a type, which would make it a key of the config: leave the type out, as in "
+                    f"{name} = {value!r}"
+                )
+
+
+def keys_of(kind: Any) -> set[str]:
+    """Return the names of the fields of a dataclass; of other classes, none."""
+    return {field.name for field in fields(kind)} if is_dataclass(kind) else set()
+
+
+def _annotations(kind: type) -> dict[str, Any]:
+    try:
+        return get_annotations(kind, eval_str=True)
+    except Exception:  # a name that only type checkers import
+        return get_annotations(kind)
 
 
 def _of_class(kind: Any) -> bool:

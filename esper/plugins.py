@@ -15,6 +15,7 @@ from dataclasses import is_dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import entry_points
+from inspect import get_annotations
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
@@ -23,6 +24,7 @@ import yaml
 from esper.config import CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, root_key, store_option
 from esper.hosts.custom import IMPORTED
 from esper.notices import UserNotice
+from esper.options import keys_of
 from esper.telemetry.writers import WRITERS, WriterConfig
 from esper.text import error_in_words
 
@@ -71,6 +73,7 @@ def register(group: str, name: str, config: Any) -> None:
         )
     if not issubclass(config, base := _base(group)):
         raise ConfigError(f"{option} must derive from {_address(base)}, and {_address(config)} does not")
+    _check_parents(option, config)
     if lost := [key for key in getattr(config, "pays", ()) if key not in config.__dataclass_fields__]:
         kind = config.__name__
         near = did_you_mean(lost[0], list(config.__dataclass_fields__)).removeprefix("; ")
@@ -85,6 +88,21 @@ def register(group: str, name: str, config: Any) -> None:
     table[name] = config
     if group in GROUPS:
         store_option(group, name, config)
+
+
+def _check_parents(option: str, config: type) -> None:
+    """Raise ConfigError if a parent of a config sets keys and is no dataclass, or if several options are one text."""
+    for parent in config.__mro__:
+        if parent.__module__.startswith("esper."):
+            break
+        if "__dataclass_fields__" not in vars(parent) and (found := keys_of(config) & {*vars(parent), *get_annotations(parent)}):
+            raise ConfigError(
+                f"{option}: {min(found)} of {parent.__name__} has no effect, since {parent.__name__} is no dataclass: put "
+                "@dataclass(kw_only=True, slots=True) above it"
+            )
+    for name in (f"default_{group}" for group in MANY):
+        if isinstance(value := getattr(config, name, None), str):
+            raise ConfigError(f"{option}: {name} = {value!r} must be several names: write {name} = ({value!r},)")
 
 
 def _base(group: str) -> type:

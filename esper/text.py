@@ -64,17 +64,22 @@ def percent(share: float) -> str:
 def error_in_words(error: BaseException) -> str:
     """Return kind and message of an error in one line, and the place in code that is the user's, unless the message has it."""
     message = " ".join(str(error).split())
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    last = next((frame for frame in reversed(frames) if _is_users(frame.filename)), None)
+    frames = [one for one in reversed(traceback.extract_tb(error.__traceback__)) if _is_users(one.filename)]
+    last = next((one for one in frames if not _is_installed(one.filename)), frames[0] if frames else None)
     place = f" ({Path(last.filename).name}, line {last.lineno})" if last else ""
     return f"{type(error).__name__}: {message}{'' if isinstance(error, SyntaxError) else place}"
 
 
 def _is_users(file: str) -> bool:
-    """Return whether a file belongs neither to Esper nor to Python."""
+    """Return whether a file belongs neither to Esper nor to Python. Python's `<string>` and `<frozen posixpath>` do."""
     path = Path(file)
-    pythons = path.is_relative_to(_PYTHON) and not {"site-packages", "dist-packages"} & {*path.parts}
+    pythons = file.startswith("<") or (path.is_relative_to(_PYTHON) and not _is_installed(file))
     return not path.is_relative_to(Path(__file__).parent) and not pythons
+
+
+def _is_installed(file: str) -> bool:
+    """Return whether a file belongs to an installed package."""
+    return bool({"site-packages", "dist-packages"} & {*Path(file).parts})
 
 
 def counted(count: int, noun: str) -> str:

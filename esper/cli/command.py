@@ -326,9 +326,17 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
         first = configs[0]  # a comparison tells no arms by these:
         aside = {"seed": 0, "policy_seed": None, "telemetry": first.telemetry, "checkpoints": first.checkpoints}
         if len(tasks) == 1 and _different([replace(config, **aside) for config in configs]) > 1:
-            outcome = "" if first.env.has_hosts else " outcome=return"
-            comparison = f"python -m esper.compare {shlex.quote(str(folder))}{outcome}"
+            comparison = _comparison(configs, folder)
     return (folder if show else create(folder)), comparison
+
+
+def _comparison(configs: Sequence[Config], folder: Path) -> str:
+    """Return the command that compares the runs of a sweep over values; an empty text if they cannot be compared."""
+    command = f"python -m esper.compare {shlex.quote(str(folder))}"
+    if all(config.env.has_hosts for config in configs):
+        return command
+    paid = {(str(config.governor), str(config.reward), getattr(config.agent, "gamma", None)) for config in configs}
+    return f"{command} outcome=return" if len(paid) == 1 and not any(config.env.has_hosts for config in configs) else ""
 
 
 def _elsewhere(overrides: Sequence[str]) -> bool:

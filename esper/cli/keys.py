@@ -118,7 +118,8 @@ def preset_error(message: str, choices: Sequence[str]) -> str:
         return f"the preset {group}={inner} starts from {option}, and {_no_option(other, option)}"
     if found := re.match(r"In '.*': Could not (?:find|load) '(.+)/(.+?)'", message):
         other, option = found.groups()
-        for task in (choice.removeprefix("task=") for choice in choices if choice.startswith("task=")):
+        typed = [choice.removeprefix("task=") for choice in choices if choice.startswith("task=")]
+        for task in (*typed, *GROUPS["task"]):  # a preset may choose one that is not typed
             brought = getattr(GROUPS["task"].get(task), f"default_{other}", None)
             if option == brought or (other in MANY and brought and option in brought):
                 return f"task={task} has default_{other} = {option!r}, and {_no_option(other, option)}"

@@ -3,7 +3,6 @@
 # B batch
 
 import copy
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,13 +16,13 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
 from esper.fusion.layout import Layout
+from esper.growable.caches import warn_of_cache
 from esper.growable.newborn import check_newborn
 from esper.growth.compatibility import AXES
 from esper.growth.mode import set_evaluation
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend
 from esper.seeds.bank import seed_module
-from esper.seeds.blueprints.attention import SelfAttention
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
 from esper.seeds.informed import inform
 from esper.seeds.slot_gradients import SlotGradients
@@ -95,16 +94,6 @@ def has_slot(submodule: nn.Module) -> bool:
     return any(isinstance(getattr(hook, "__self__", None), GrowingSlot) for hook in hooks)
 
 
-def warn_of_cache(slot: str, seed: nn.Module) -> None:
-    """Warn if an attention seed gets a single position."""
-    if any(isinstance(one, SelfAttention) for one in seed.modules()):
-        warnings.warn(
-            f"slot {slot}: an attention seed got a single position, as a model with a cache passes them, and does not see those "
-            "before: call generate with use_cache=False",
-            stacklevel=2,
-        )
-
-
 def parameter_near(module: nn.Module, path: str) -> Tensor:
     """Return a parameter with the device and dtype that a seed after a submodule needs: of the submodule, else of the nearest
     layer before it, else of any."""
@@ -156,6 +145,8 @@ class GrowingSlot(nn.Module):
         self.spec = spec
         self._shape: torch.Size | None = features.shape[1:]
         self._positive = _positive(features)
+        self._single = False
+        """Whether the last features were a single position."""
         self.probed: list[BlueprintConfig] = []
         """Blueprints of the user's own that `probe` has accepted."""
         self.seed: nn.Module | None = None
@@ -171,7 +162,7 @@ class GrowingSlot(nn.Module):
         self.captured: list[Tensor] = []
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # files of earlier versions lack what was added later
-        super().__setstate__({"_shape": None, "_positive": False, "probed": []} | state)
+        super().__setstate__({"_shape": None, "_positive": False, "_single": False, "probed": []} | state)
 
     def hook(self, submodule: nn.Module) -> RemovableHandle:
         """Put the slot after a submodule."""
@@ -266,8 +257,11 @@ class GrowingSlot(nn.Module):
                 f"slot {self.spec.name}: seeds grow on {self.spec.layout} here, as in the example of esper.grow, but this output "
                 f"has the shape {tuple(h.shape)}: give esper.grow a batch as example"
             )
-        if h.dim() == 3 and h.shape[1] == 1 and not torch.compiler.is_compiling():
-            warn_of_cache(self.spec.name, seed)
+        if not torch.compiler.is_compiling():
+            single = h.dim() == 3 and h.shape[1] == 1 and self._shape is not None and self._shape[0] > 1
+            if single and self._single:
+                warn_of_cache(self.spec.name, seed)
+            self._single = single
         given = h if self._opens else h.detach()
         if torch.is_grad_enabled() and not given.requires_grad and given.device.type == "cpu":
             # torch 2.13 crashes in the backward of a group norm on channels-last images that need no gradient.

@@ -51,6 +51,9 @@ def test_a_sweep_over_values_ends_with_the_command_that_compares_its_runs(
     tasks = ["task=digits,digits_mlp", "agent=wait", "hosts=2", "steps=1", "updates=1", "task.epoch_samples=128"]
     _, comparison = command._look_ahead([*tasks, f"hydra.sweep.dir={tmp_path}/tasks"], "config", many=True, show=False)
     assert not comparison, "different tasks are not compared"
+    for unlike in (["env=sandbox", "agent.gamma=0.9,1"], ["env=sandbox,growth", "agent=wait", "hosts=2", "steps=1", "updates=1"]):
+        _, comparison = command._look_ahead([*unlike, f"hydra.sweep.dir={tmp_path}/unlike"], "config", many=True, show=False)
+        assert not comparison, "returns of other discounts or environments are not compared"
     seeds = ["env=sandbox", "policy_seed=1,2", f"hydra.sweep.dir={tmp_path}/seeds"]
     assert not command._look_ahead(seeds, "config", many=True, show=False)[1], "nor is one arm with itself"
     hosts = ["agent=wait,random", "steps=1", "task.epoch_samples=128", "hosts=2", f"hydra.sweep.dir={tmp_path}/hosts"]

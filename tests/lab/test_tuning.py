@@ -321,7 +321,7 @@ def test_a_tuning_runs_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [file.stat().st_mtime_ns for file in sorted(here.glob("baseline/*/scored_*"))] == kept
     assert "here: 2 trials finished before; raise trials to add more" in train()
     with pytest.raises(SystemExit):
-        compare_command([str(here)])
+        compare_command([str(here.parent)])
     assert "here holds a tuning, and its numbers are in tuning.json: compare the best values" in capsys.readouterr().err
 
 
