@@ -20,13 +20,16 @@ class Option:
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        typed, parents = _annotations(cls), [parent for parent in cls.__mro__[1:] if "__dataclass_fields__" in vars(parent)]
-        for name in {**vars(cls), **typed}:
+        parents = [parent for parent in cls.__mro__[1:] if "__dataclass_fields__" in vars(parent)]
+        inherited = {name for parent in parents for name in vars(parent)["__dataclass_fields__"]}
+        if not (found := [name for name in {**vars(cls), **get_annotations(cls)} if name in inherited]):
+            return
+        typed, known = _annotations(cls), [(parent, _annotations(parent)) for parent in parents]
+        for name in found:
             value = vars(cls).get(name)
-            parent = next((one for one in parents if name in _annotations(one)), None)  # the nearest that has it
-            if parent is None or isinstance(value, MemberDescriptorType):  # of a class that `slots=True` makes again
+            parent, kind = next((parent, kinds[name]) for parent, kinds in known if name in kinds)  # the nearest that has it
+            if isinstance(value, MemberDescriptorType):  # of a class that `slots=True` makes again
                 continue
-            kind: Any = _annotations(parent)[name]
             if name not in typed and name in keys_of(parent):
                 shown = kind.__name__ if isinstance(kind, type) else kind
                 raise TypeError(
