@@ -236,6 +236,7 @@ def test_accuracy_is_that_of_every_epoch_where_the_reward_pays_it(tmp_path, caps
     assert "online accuracy" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_replay_in_the_same_evaluation_or_from_its_file(tmp_path):
     folder = run_of(tmp_path / "periodic", "agent=periodic", "agent.first=1")
     main([f"checkpoint={folder}", "hosts=3", "controllers=[replay]"])

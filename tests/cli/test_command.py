@@ -327,6 +327,7 @@ def test_runs_that_repeat_another_one_are_warned_about(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Path) -> None:
     tiny = ["agent=best_of_random" if one == "agent=wait" else one for one in TINY]  # an A/A control needs a policy seed
     overrides = ["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=1", "root=7", "hydra.sweep.dir=mine", *tiny]
@@ -365,6 +366,7 @@ def test_keys_of_a_resumed_run_belong_to_its_options(main_here, tmp_path: Path, 
         assert refused in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_sweep_in_the_folder_of_another_starts_no_run(main_here, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main_here("-m", "reward=shaped,sparse", *TINY, "hydra.sweep.dir=s")
     with pytest.raises(SystemExit):

@@ -169,6 +169,7 @@ def test_long_file_names_are_cut_and_stay_different() -> None:
     assert slug(["devices=[cpu]", "task.label_noise=[0.1,0.2]"]) == "devices=_cpu__task.label_noise=_0.1_0.2"
 
 
+@pytest.mark.slow
 def test_a_policy_without_slot_identity_transfers_to_more_slots(alike, capsys) -> None:
     evaluation = Evaluation.load(str(alike), hosts=2, overrides=[*FIVE, "slots=every_block"])
     assert evaluation.env.layout.num_slots == 5

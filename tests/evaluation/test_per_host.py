@@ -148,6 +148,7 @@ def test_flops_are_those_of_all_trainings_and_the_choice_is_by_validation(hosts:
     np.testing.assert_array_equal(returns[-1], np.max([one["return"] for one in each], axis=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["halving", "hyperband"])
 def test_a_search_that_stops_trainings_costs_less_than_all_of_them(hosts: HostSearch, method: str) -> None:
     found, epochs_JN = {"halving": hosts.halve, "hyperband": hosts.hyperband}[method](4)
@@ -201,6 +202,7 @@ def test_a_static_net_has_its_seed_from_initialisation(folder: Path) -> None:
     env.close()
 
 
+@pytest.mark.slow
 def test_static_nets_are_searched_like_schedules(two_kinds: HostSearch) -> None:
     static, incubated = two_kinds.static_nets(0)[0], two_kinds.enumerate(0)[0]
     assert static[0].outcomes.lists() == incubated[0].outcomes.lists(), "nothing is planted"

@@ -159,6 +159,7 @@ def test_every_host_has_its_row(experiment: Path) -> None:
         assert np.mean([float(row["accuracy"]) for row in own]) == pytest.approx(float(run["accuracy"]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_evaluation_overrides_apply_to_all_policies(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "shaped"

@@ -242,6 +242,7 @@ def test_figures_are_written_in_the_format(found: S.Comparison, tmp_path: Path, 
     assert all(paths[name].read_bytes().startswith(magic) for name in set(paths) - {*FILES})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_an_exploratory_comparison_replaces_no_planned_report(found: S.Comparison, tmp_path: Path) -> None:
     def report(**settings: Any) -> str:

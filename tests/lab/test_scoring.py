@@ -88,6 +88,7 @@ def test_scores_keep_the_code_version_of_each_controller(
     )
 
 
+@pytest.mark.slow
 def test_baselines_are_chosen_by_the_criterion_and_kept_with_it(
     experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

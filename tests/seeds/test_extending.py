@@ -180,6 +180,7 @@ def test_a_controller_whose_actions_are_refused_is_warned_once(tmp_path):
     assert text.startswith("update 1: 6 of 6 actions were illegal and had no effect: choose from observation.legal_slots")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_parts")
 def test_reinforce_of_the_page_is_short_and_beats_random(tmp_path):
     """Mean return of the last ten updates, over two seeds: random gets some 10 % of the optimum, REINFORCE more than half."""

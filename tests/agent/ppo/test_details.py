@@ -132,6 +132,7 @@ def test_gae_is_the_loop_over_the_done_flag_of_the_next_step() -> None:
     np.testing.assert_allclose(ours.numpy(), advantage, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", Reference)
 def test_the_entropy_bonus_draws_towards_its_reference(reference: Reference) -> None:
     """A uniform reference acts more often than a policy that waits; the initial policy goes on waiting."""
