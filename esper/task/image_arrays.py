@@ -4,7 +4,7 @@
 
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
@@ -17,7 +17,7 @@ from esper.notices import UserNotice
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, Units, reading
 from esper.task.images import AugmentedConfig, normalised
-from esper.task.splits import mean_and_deviation, split_rows
+from esper.task.splits import USES, check_classes, mean_and_deviation, split_rows, without_training
 
 Array = npt.NDArray[Any]
 SETS = {"train": ("train",), "valid": ("valid", "val", "validation"), "test": ("test",)}
@@ -63,7 +63,7 @@ class ImageArraysConfig(AugmentedConfig):
             arrays, unknown = _arrays(self.file)
         found = {part: names for part in ("", *SETS) if (names := _find(arrays, part))}
         sets = {part: self._checked(part, Images(*(arrays[name] for name in found[part]))) for part in SETS if part in found}
-        rng = stream(self.split_seed, "image_arrays_split")
+        rng, split = stream(self.split_seed, "image_arrays_split"), list[str]()
         if sets.keys() & {"train", "test"} == {"train"}:
             raise TaskError(f"task.file={self.file} has no test set: add test_x and test_y")
         if sets and "train" not in sets:
@@ -90,7 +90,7 @@ class ImageArraysConfig(AugmentedConfig):
                         "add some, or remove the class"
                     )
             if "valid" not in sets:
-                sets = _held_out(sets, rng)
+                sets, split = _held_out(sets, rng), ["train", "valid"]
             elif 0 < self.valid_samples < len(sets["valid"].y):  # the first ones are used, and files are often sorted by class
                 sets["valid"] = _shuffled(sets["valid"], rng)
         elif "" in found:
@@ -98,7 +98,7 @@ class ImageArraysConfig(AugmentedConfig):
             if len(images.y) < 8:
                 raise TaskError(f"task.file={self.file} has {len(images.y)} images, too few for three sets: add some")
             rows = split_rows(len(images.y), rng, f"task.file={self.file}")
-            sets = {part: Images(images.x[chosen], images.y[chosen]) for part, chosen in rows.items()}
+            sets, split = {part: Images(images.x[chosen], images.y[chosen]) for part, chosen in rows.items()}, list(USES)
         else:
             raise TaskError(
                 f"task.file={self.file} needs the arrays {NEEDED} (or x_train, or train_images and train_labels), and has "
@@ -107,7 +107,7 @@ class ImageArraysConfig(AugmentedConfig):
         used = {name for part in (sets if "train" in found else [""]) for name in found.get(part, ())}
         if rest := sorted({*arrays, *unknown} - used):
             warnings.warn(f"task.file={self.file}: not used: {', '.join(rest)}", UserNotice, stacklevel=2)
-        return _data(sets, f"task.file={self.file}")
+        return _data(sets, split, f"task.file={self.file}")
 
     def _checked(self, part: str, images: Images) -> Images:
         """Return images `[n, C, H, W]` as bytes or numbers, and classes `[n]`.
@@ -214,19 +214,22 @@ def _held_out(sets: dict[str, Images], rng: np.random.Generator) -> dict[str, Im
     return sets | {name: Images(x[rows], y[rows]) for name, rows in (("valid", order[:tenth]), ("train", order[tenth:]))}
 
 
-def _data(sets: Mapping[str, Images], where: str) -> Data:
-    """Return the sets, scaled by each channel of the training images; bytes stay bytes.
+def _data(sets: Mapping[str, Images], split: Sequence[str], where: str) -> Data:
+    """Return the sets, some of which are a random split, scaled by each channel of the training images; bytes stay bytes.
 
     Raises:
-        TaskError: there is one class only, one without training images, or more than half as many classes as images.
+        TaskError: there is one class only, one without enough images, or more than half as many classes as images.
     """
     kinds = np.unique(np.concatenate([images.y for images in sets.values()]))
     if len(kinds) < 2:
         raise TaskError(f"{where} has one class, and learning needs two: check its classes")
     if len(kinds) > sum(len(images.y) for images in sets.values()) / 2:
         raise TaskError(f"{where} has {len(kinds)} different classes, more than half as many as images: check its classes")
+    if split:
+        found = np.searchsorted(kinds, np.concatenate([sets[part].y for part in split]))
+        check_classes(np.bincount(found, minlength=len(kinds)).tolist(), kinds.tolist(), split, where, "images")
     if len(missing := np.setdiff1d(kinds, sets["train"].y)):
-        raise TaskError(f"{where} has too few images of class {missing[0]} for all sets: add some, or remove them")
+        raise without_training(missing.tolist(), where, "image")
     packed = sets["train"].x.dtype == np.uint8
     if other := [part for part, images in sets.items() if (images.x.dtype == np.uint8) != packed]:
         kinds_of = ["bytes" if one else "other numbers" for one in (packed, not packed)]

@@ -25,6 +25,7 @@ from esper.seeding import stream
 from esper.task.data import Data, TaskError, Units, reading, visible_files
 from esper.task.images import AugmentedConfig, normalised
 from esper.task.mapped import joined
+from esper.task.splits import check_classes, without_training
 from esper.text import counted
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -69,11 +70,13 @@ class ImageFolderConfig(AugmentedConfig):
         classes, listed = self._listed()
         rng = stream(self.split_seed, "image_folder_split")
         sets = {name: [files[place] for place in rng.permutation(len(files))] for name, files in listed.items()}
-        tenth = round(len(sets["train"]) / 10)
-        for name in [name for name in ("valid", "test") if name not in sets]:
+        tenth, held_out = round(len(sets["train"]) / 10), [name for name in ("valid", "test") if name not in sets]
+        counts = np.bincount([kind for _, kind in sets["train"]])
+        check_classes(counts.tolist(), classes, ["train", *held_out], f"task.folder={self.folder}", "images")
+        for name in held_out:
             sets[name], sets["train"] = sets["train"][:tenth], sets["train"][tenth:]
-        for kind in set(range(len(classes))) - {kind for _, kind in sets["train"]}:
-            raise TaskError(f"task.folder={self.folder} has too few images of class {classes[kind]} for all sets: add some")
+        if missing := set(range(len(classes))) - {kind for _, kind in sets["train"]}:
+            raise without_training([classes[min(missing)]], f"task.folder={self.folder}", "image")
         parts: dict[str, Any] = {}
         for name, files in sets.items():
             images = _images([path for path, _ in files], self.size)

@@ -10,6 +10,8 @@ from esper.notices import UserNotice
 from esper.task.data import TaskError
 
 Floats = npt.NDArray[np.float64]
+USES = {"train": "training", "valid": "validation", "test": "testing"}
+"""Set -> use of its samples."""
 SHARE = 0.2
 """Share of the rows held out for validation, and again for testing."""
 
@@ -28,6 +30,34 @@ def split_rows(count: int, shuffle: np.random.Generator, name: str) -> dict[str,
         raise TaskError(f"{name} has {count} rows, and a division into three sets needs at least 8: add rows")
     order = shuffle.permutation(count)
     return {"valid": order[:held_out], "test": order[held_out : 2 * held_out], "train": order[2 * held_out :]}
+
+
+def check_classes(counts: Sequence[int], names: Sequence[object], sets: Sequence[str], where: str, samples: str) -> None:
+    """Check that each class has at least one sample for each set of a random split, so that this does not depend on the draw.
+
+    Args:
+        counts: number of samples of each class that are split.
+        names: name of each class.
+        sets: sets among which they are split.
+        where: name of the data in errors.
+        samples: the word for them in errors.
+
+    Raises:
+        TaskError: a class has fewer.
+    """
+    if few := [name for name, count in zip(names, counts, strict=True) if count < len(sets)]:
+        raise TaskError(
+            f"{where} has fewer than {len(sets)} {samples} of class {few[0]!r}, too few for "
+            f"{' and '.join(USES[one] for one in sets)}: add {samples} of this class, or remove it"
+        )
+
+
+def without_training(names: Sequence[object], where: str, sample: str) -> TaskError:
+    """Return the error of a split that leaves no training sample of the first of these classes."""
+    return TaskError(
+        f"{where} has no training {sample} of class {names[0]!r} in this split: add some, remove the class, or set "
+        "task.split_seed to another number"
+    )
 
 
 def mean_and_deviation(values: Floats, axis: tuple[int, ...] = (0,)) -> tuple[Floats, Floats]:

@@ -15,11 +15,8 @@ from esper.seeding import stream
 from esper.task.data import Data, TaskError, Units
 from esper.task.drifts import LABEL_DRIFTS, Drift, noise
 from esper.task.images import ImagesConfig
-from esper.task.splits import scaled, split_rows, warn_of_constants
+from esper.task.splits import USES, check_classes, scaled, split_rows, warn_of_constants, without_training
 from esper.task.table_file import MISSING, read_table
-
-SETS = ("training", "validation", "testing")
-"""Uses of a class's rows; each class needs at least one row per use."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -33,8 +30,8 @@ class TableClassesConfig(ImagesConfig):
     drifts: ClassVar[Mapping[str, Drift]] = {**LABEL_DRIFTS, "noise": noise}
 
     file: str = "data/table.csv"
-    """CSV file, separated by commas, whose first line names the columns. One holds classes, as text or numbers, all others
-    numbers."""
+    """CSV file, separated by commas, semicolons or tabs, whose first line names the columns. One holds classes, as text or
+    numbers, all others numbers; after semicolons and tabs, these may have decimal commas."""
     target: str = ""
     """Name of the column of classes; empty: the last one."""
     batch_size: int = 32
@@ -51,15 +48,10 @@ class TableClassesConfig(ImagesConfig):
                 f"{where} has {len(names)} different values in {len(number_n)} rows, which are hardly classes: name another "
                 "column with task.target, or use task=table for numbers"
             )
-        few = [name for name, rows in zip(names, np.bincount(number_n), strict=True) if rows < len(SETS)]
-        if few:
-            raise TaskError(
-                f"{where} has fewer than {len(SETS)} rows of class {few[0]!r}, too few for {', '.join(SETS)}: "
-                "add rows of this class, or remove the class"
-            )
+        check_classes(np.bincount(number_n).tolist(), names, list(USES), where, "rows")
         parts = split_rows(len(number_n), stream(self.split_seed, "table_split"), f"task.file={self.file}")
         if missing := [name for rank, name in enumerate(names) if rank not in number_n[parts["train"]]]:
-            raise TaskError(f"{where} has no training row of class {missing[0]!r}: add rows of this class, or remove the class")
+            raise without_training(missing, where, "row")
         if marks := [name for name in names if name.lower() in MISSING]:
             warnings.warn(
                 f"{where} has the class {marks[0]!r}: if it marks missing values, remove these rows", UserNotice, stacklevel=2

@@ -1,7 +1,9 @@
 """A table of your own: a CSV file with a header, one column of which holds the numbers to predict."""
 
 import csv
+import re
 import warnings
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +15,10 @@ from esper.seeding import stream
 from esper.task.data import Data, TaskError, reading
 from esper.task.regression import RegressionConfig, split_table
 
-SEPARATORS = {";": "semicolons", "\t": "tabs"}
-"""Separators of other dialects."""
+SEPARATORS = ";\t"
+"""Separators that are read if the first line has no comma."""
+THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")
+"""Numbers whose commas may separate thousands."""
 MISSING = ("na", "n/a", "#n/a", "<na>", "nan", "null", "?")
 """Marks of missing values, in lower case."""
 ARCHIVES = (".gz", ".zip", ".bz2", ".xz")
@@ -30,7 +34,8 @@ class TableFileConfig(RegressionConfig):
     """Regression on a CSV file of your own, split 60 / 20 / 20 %, with healthy hosts. Standard kinds: [oo,xo,ox]."""
 
     file: str = "data/table.csv"
-    """CSV file of numbers, separated by commas, whose first line names the columns."""
+    """CSV file of numbers, separated by commas, semicolons or tabs, whose first line names the columns. After semicolons and
+    tabs, numbers may have decimal commas."""
     target: str = ""
     """Name of the column to predict from all others; empty: the last one."""
 
@@ -64,7 +69,8 @@ class Table:
 
 
 def read_table(file: str, target: str, *, numbers: bool) -> Table:
-    """Read a CSV file. Blanks around names and values do not count.
+    """Read a CSV file, separated by commas; or by semicolons or tabs, with decimal points or commas. Blanks around names and
+    values do not count.
 
     Args:
         file: its path.
@@ -74,10 +80,12 @@ def read_table(file: str, target: str, *, numbers: bool) -> Table:
     Raises:
         TaskError: the file is missing or has no such column, a value is missing or not a finite number.
     """
-    names, lines = _cells(Path(file), "of numbers whose" if numbers else "whose")
+    names, lines, separator = _cells(Path(file), "of numbers whose" if numbers else "whose")
     if target and target not in names:
         raise TaskError(f"{file} has no column {target!r}: set task.target to one of {', '.join(names)}")
     column = names.index(target) if target else len(names) - 1
+    if separator in SEPARATORS:
+        lines = _with_points(lines, {*range(len(names))} if numbers else {*range(len(names))} - {column}, file)
     rows = np.empty((len(lines), len(names)))
     for row, (at, line) in zip(rows, lines, strict=True):
         where = f"line {at} of {file}"
@@ -95,14 +103,42 @@ def read_table(file: str, target: str, *, numbers: bool) -> Table:
     return Table(rows=np.delete(rows, column, 1), columns=others, target=[line[column] for _, line in lines], name=names[column])
 
 
-def _cells(path: Path, kind: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the names of the columns, and number and cells of every line that is not empty, without blanks around them."""
+def _with_points(lines: Sequence[tuple[int, list[str]]], columns: Collection[int], file: str) -> list[tuple[int, list[str]]]:
+    """Return lines with decimal points instead of commas in these columns, or as they are if any number has a point already."""
+    cells = [cell for _, line in lines for place, cell in enumerate(line) if place in columns]
+    commas = [cell for cell in cells if _has_decimal_comma(cell)]
+    if not commas or any("." in cell and _is_number(cell) for cell in cells):
+        return [*lines]
+    if all(THOUSANDS.fullmatch(cell) for cell in commas):
+        warnings.warn(
+            f"{file}: commas are read as decimal, as in {commas[0]}: if they separate thousands, remove them",
+            UserNotice,
+            stacklevel=2,
+        )
+    changed = [
+        [cell.replace(",", ".") if place in columns and _has_decimal_comma(cell) else cell for place, cell in enumerate(line)]
+        for _, line in lines
+    ]
+    return [(at, line) for (at, _), line in zip(lines, changed, strict=True)]
+
+
+def _has_decimal_comma(cell: str) -> bool:
+    return "," in cell and _is_number(cell.replace(",", "."))
+
+
+def _cells(path: Path, kind: str) -> tuple[list[str], list[tuple[int, list[str]]], str]:
+    """Return the names of the columns; number and cells of every line that is not empty, without blanks around them; and the
+    separator."""
     remedy = f"set task.file to a CSV file {kind} first line names the columns"
     if path.is_dir():
         raise TaskError(f"{path} is a folder: {remedy}")
     with reading(path, remedy), path.open(encoding="utf-8-sig", newline="") as opened:
-        reader, found = csv.reader(opened), list[tuple[int, list[str]]]()
+        found, separator = list[tuple[int, list[str]]](), ","
         try:
+            first = opened.readline()
+            separator = next((mark for mark in SEPARATORS if mark in first and "," not in first), separator)
+            opened.seek(0)
+            reader = csv.reader(opened, delimiter=separator)
             found.extend((reader.line_num, [cell.strip() for cell in line]) for line in reader if line)
         except UnicodeDecodeError:
             raise TaskError(f"{path} is not text in UTF-8: {_as_text(path)}") from None
@@ -111,9 +147,7 @@ def _cells(path: Path, kind: str) -> tuple[list[str], list[tuple[int, list[str]]
             raise TaskError(f"{path} cannot be read from line {begun} on ({error}): close its quotes") from None
     names = found[0][1] if found else []
     if len(names) < 2:
-        other = next((name for mark, name in SEPARATORS.items() if names and mark in names[0]), "")
-        hint = f"separate its values by commas, not by {other}" if other else remedy
-        raise TaskError(f"the first line of {path} does not name two columns: {hint}")
+        raise TaskError(f"the first line of {path} does not name two columns: {remedy}")
     if "" in names:
         raise TaskError(
             f"column {names.index('') + 1} of {path} has no name: name it, or leave it out if it only numbers the rows, as "
@@ -132,7 +166,7 @@ def _cells(path: Path, kind: str) -> tuple[list[str], list[tuple[int, list[str]]
         )
     if len(found) == 1:
         raise TaskError(f"{path} has no rows below the names of its columns: add some")
-    return names, found[1:]
+    return names, found[1:], separator
 
 
 def _as_text(path: Path) -> str:
@@ -158,7 +192,7 @@ def _value(text: str) -> float:
 def _number(cell: str, where: str, name: str, target: str) -> float:
     value = _value(cell)
     if not np.isfinite(value):
-        if "," in cell and _is_number(cell.replace(",", ".")):
+        if _has_decimal_comma(cell):
             raise TaskError(f"{where} has {cell!r} in column {name!r}: write numbers with a decimal point")
         hint = (
             "correct it, or use task=table_classes if it names a class"

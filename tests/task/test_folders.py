@@ -223,8 +223,8 @@ def flat(top):
 
 
 def rare(top):
-    for number in range(8):
-        draw(top / f"owl{number}" / "1.png", (1, 1, 1))
+    for number in range(2):
+        draw(top / "owl" / f"{number}.png", (1, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,10 @@ def rare(top):
         (deepen_ppm, r"3\.ppm has more than 8 bits per channel"),
         (twice, r"has both val and validation: keep one"),
         (flat, r"test has no folders of classes: put the images of each class into a subfolder, or move test out of"),
-        (rare, r"has too few images of class owl\d for all sets: add some"),
+        (
+            rare,
+            r"has fewer than 3 images of class 'owl', too few for training and validation and testing: add images",
+        ),
         (break_image, r"3\.png is damaged \(.+\): replace or remove it"),
         (drop_class, r"dog has no image \(\.jpg, .*\): remove it, or add images"),
         (one_class, r"needs a subfolder of images for each of at least two classes, and .* has 1: put"),
@@ -249,6 +252,18 @@ def test_an_unsuitable_folder_of_images_is_one_sentence(tmp_path, change, senten
     with pytest.raises(TaskError, match=sentence) as caught:
         images(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_class_of_one_image_trains_where_no_set_is_split_off(tmp_path):
+    for name in ("train", "val", "test"):
+        paint(tmp_path / name, 12)
+    draw(tmp_path / "train" / "owl" / "1.png", (1, 1, 1))
+    data = images(tmp_path)
+    assert (data.train_y == 2).sum() == 1
+    assert data.num_classes == 3
+    os.rename(tmp_path / "val", tmp_path / "val_unused")
+    with pytest.raises(TaskError, match="has fewer than 2 images of class 'owl', too few for training and validation"):
+        images(tmp_path)
 
 
 def test_a_missing_folder_is_named(tmp_path):

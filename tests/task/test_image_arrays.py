@@ -142,7 +142,14 @@ def test_a_constant_channel_of_bytes_is_not_scaled(tmp_path):
         ({"x": X.astype(object), "y": Y}, r"x holds Python objects: save it as numbers, as in np.stack"),
         (SPLIT | {"valid_x": SPLIT["valid_x"][:, :, 1:]}, "valid_x has images of 3x11x12 values, .* have 3x12x12: resize them"),
         ({"x": X, "y": np.array([b"ant", b"b\xe4r", b"cow"])[Y]}, r"not text in UTF-8: .*, as in np.char.decode\(y, 'latin-1'\)"),
-        ({"x": X, "y": np.array([b"ant"] + [b"dog"] * 59)}, "too few images of class ant for all sets"),
+        (
+            {"x": X, "y": np.array([b"ant"] * 2 + [b"dog"] * 58)},
+            "fewer than 3 images of class 'ant', too few for training",
+        ),
+        (
+            {name: SPLIT[name] for name in SPLIT if "valid" not in name} | {"train_y": np.array([0, 1, *[2] * 28])},
+            "fewer than 2 images of class 0, too few for training and validation: add images of this class, or remove it",
+        ),
         (
             SPLIT | {"test_y": SPLIT["test_y"].astype(str)},
             "the classes of the test set are text, and those of the train set numbers",
@@ -157,6 +164,18 @@ def test_unfit_arrays_are_refused_in_one_sentence(tmp_path, arrays, words):
     with pytest.raises(TaskError, match=words) as error:
         data(tmp_path, arrays)
     assert "\n" not in str(error.value)
+
+
+def test_a_split_without_training_images_of_a_class_names_the_key(tmp_path):
+    arrays = {"x": X, "y": np.array(["ant"] * 3 + ["dog"] * 57)}
+    refusals = list[str]()
+    for split_seed in range(60):
+        try:
+            assert data(tmp_path, arrays, split_seed=split_seed).num_classes == 2
+        except TaskError as error:
+            refusals.append(str(error))
+    assert 0 < len(refusals) < 15
+    assert all("has no training image of class 'ant' in this split" in one and "task.split_seed" in one for one in refusals)
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04cut"])

@@ -40,7 +40,13 @@ def test_tables_are_divided_and_scaled_by_the_training_set(tmp_path):
     ("content", "fields", "message"),
     [
         (None, {}, "which does not exist: set task.file to a CSV file"),
-        ("a;b\n1;2\n", {}, "does not name two columns: separate its values by commas, not by semicolons"),
+        (
+            "a|b\n1|2\n",
+            {},
+            "does not name two columns: set task.file to a CSV file of numbers whose first line names",
+        ),
+        ("a;b\n1,5;2\n1.5;3\n", {}, "line 2 of .* has '1,5' in column 'a': write numbers with a decimal point"),
+        ("a;b\n1;x,5\n", {}, "line 2 of .* has 'x,5' in column 'b', which is not a finite number"),
         ("a,b,a\n1,2,3\n", {}, "two columns of .* have the name 'a': rename one of them"),
         ("a,b\n1,2\n3\n", {}, "line 3 of .* has 1 value, and the first line names 2 columns"),
         ("a,b\n1,x\n", {}, "line 2 of .* has 'x' in column 'b', which is not a finite number: correct it"),
@@ -77,6 +83,22 @@ def test_a_table_that_cannot_be_learnt_is_named_in_one_sentence(tmp_path, conten
     with pytest.raises(TaskError, match=message) as found:
         load_task(config, MLPConfig())
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+@pytest.mark.parametrize("mark", [".", ","])
+def test_other_separators_and_decimal_commas_are_read(tmp_path, separator, mark):
+    rows = [f"{row % 7}.5,-{row}.25,{row % 3}" for row in range(40)]
+    plain = "\n".join(["size,price,rooms", *rows])
+    other = "\ufeff" + plain.replace(",", separator).replace(".", mark)
+    found = table(tmp_path, other, target="price").load(0)
+    assert found.fingerprint() == table(tmp_path, plain, target="price").load(0).fingerprint()
+
+
+def test_commas_that_may_separate_thousands_warn(tmp_path):
+    content = "size;price\n" + "".join(f"1,{row:03d};{row}\n" for row in range(40))
+    with pytest.warns(UserNotice, match=r"table.csv: commas are read as decimal, as in 1,000: if they separate thousands"):
+        table(tmp_path, content).load(0)
 
 
 def test_years_may_name_columns_with_a_warning(tmp_path):

@@ -120,7 +120,7 @@ def test_a_quote_that_nobody_closes_is_named_with_its_line(tmp_path):
         ),
         ([(row, "?", "ab"[row % 2]) for row in range(20)], {}, r"has no value in column 'rooms' \(\?\): fill it in, or remove"),
         ([(row, 1, "ab"[row % 2]) for row in range(6)], {}, "has 6 rows, and a division into three sets needs at least 8"),
-        ([*ROWS, (1, 2, "rare")], {}, "has fewer than 3 rows of class 'rare', too few for training, validation, testing"),
+        ([*ROWS, (1, 2, "rare")], {}, "has fewer than 3 rows of class 'rare', too few for training and validation and testing"),
         ([*ROWS, (1, 2, " ")], {}, "line 62 of .* has no value in column 'sold'"),
         (ROWS, {"target": "price"}, "has no column 'price': set task.target to one of size, rooms, sold"),
     ],
@@ -134,8 +134,18 @@ def test_what_is_no_table_of_classes_is_named_in_one_sentence(tmp_path, rows, fi
 def test_a_class_without_training_rows_is_named(tmp_path):
     alone = split_rows(30, stream(0, "table_split"), "")["test"][:3]
     rows = [(row, 1, "rare" if row in alone else "ab"[row % 2]) for row in range(30)]
-    with pytest.raises(TaskError, match=r"column sold of .* has no training row of class 'rare'"):
+    with pytest.raises(TaskError, match=r"column sold of .* has no training row of class 'rare' in this split: .*split_seed"):
         csv(tmp_path, rows).load(0)
+    assert csv(tmp_path, rows, split_seed=4).load(0).num_classes == 3
+
+
+def test_decimal_commas_of_features_are_read_and_classes_stay(tmp_path):
+    rows = [f"{size},5;{rooms};{'1,5' if sold == 'no' else '2,5'}" for size, rooms, sold in ROWS]
+    (tmp_path / "t.csv").write_text("size;rooms;sold\n" + "\n".join(rows))
+    found = TableClassesConfig(file=str(tmp_path / "t.csv"), batch_size=8).load(0)
+    plain = csv(tmp_path, [(size + 0.5, rooms, "a" if sold == "no" else "b") for size, rooms, sold in ROWS]).load(0)
+    assert found.units.classes == ("1,5", "2,5")
+    assert found.fingerprint() == plain.fingerprint()
 
 
 def test_a_class_named_like_a_missing_value_warns(tmp_path):
