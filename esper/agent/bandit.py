@@ -39,8 +39,8 @@ class BanditConfig(AgentConfig):
 
     seeded: ClassVar[bool] = False
     exploration: float = 0.5
-    """Share of training hosts for which the choice is random, in [0, 1]; none in an evaluation. Higher: predictions improve
-    faster, returns in training are lower."""
+    """Share of decisions in training that are random once each choice was tried, in [0, 1]; none in an evaluation. Higher:
+    predictions improve faster, returns in training are lower."""
     model: Model = Model.ridge
     """Regression: ridge (linear, fast), or forest (of regression trees, for returns that depend on combinations of features;
     fitting takes seconds per update)."""
@@ -315,11 +315,11 @@ class Bandit(Learner):
         memory = DecisionMemory(**{part.name: saved[part.name].numpy() for part in fields(DecisionMemory)})
         check_choices(state["choices"], self.names)
         if (context := state["context"]) != self._columns:
-            strange = ", ".join(name for name in context if name not in self._columns) or "fewer features, or in another order"
-            raise ValueError(
-                f"this policy was trained on {strange}, which differs from the observations here: "
-                "use it on the task it was trained on"
+            lost = ", ".join(name for name in context if name not in self._columns)
+            why = (
+                f"it observed {lost}, which this task lacks" if lost else "this task has more features, or another order of them"
             )
+            raise ValueError(f"this policy was trained on other observations ({why}): use it on the task it was trained on")
         self._memory = memory
         self._tried_C = np.isin(np.arange(choices), memory.choice)
         if "tried" in state:

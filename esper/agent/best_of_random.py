@@ -42,8 +42,8 @@ class Times(StrEnum):
 @dataclass(kw_only=True, slots=True)
 class BestOfRandomConfig(AgentConfig):
     """A random search that tries one schedule per update on the same hosts, and plays the best one so far by mean return. The
-    first schedule only waits; the others germinate seeds at random times in random slots, which advance and are kept as soon as
-    possible."""
+    first schedule only waits; the others germinate seeds in random slots at random times; these seeds advance and are kept as
+    soon as possible."""
 
     one_episode: ClassVar[bool] = True
     most: int = 0

@@ -89,7 +89,8 @@ class HeadsConfig:
     """Length of the first ramp of alpha: fast (3 host epochs), standard (5), slow (8), or free. No effect with
     slots.incubation=none."""
     alpha_target: str = "full"
-    """Alpha at the end of that ramp: half (0.5), seventy (0.7), full (1), or free. It can change later only if free."""
+    """Alpha at the end of that ramp: half (0.5), seventy (0.7), full (1), or free. Only if free can it change later, except that
+    slots.switchable=true lets fossils be switched off and on."""
     alpha_speed: str = "instant"
     """Length of later ramps, to another target or removal: instant (0 host epochs), fast (3), medium (5), slow (8), or free."""
     alpha_curve: str = "linear"
@@ -158,7 +159,7 @@ def legal_slots(
     Args:
         chosen_S: True for slots in use.
         gates: conditions of advancing; by default the most permissive.
-        heads: which heads are free: a fixed alpha target cannot be changed.
+        heads: which heads are free: a fixed alpha target cannot be changed, but fossils may be switched.
     """
     gates, heads = gates or GatesConfig(), heads or HeadsConfig()
     legal = np.zeros((len(state.stage), len(Op), len(chosen_S)), dtype=np.bool_)

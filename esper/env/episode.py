@@ -40,7 +40,8 @@ class Episode(EpisodeRecord):
     signals: StepSignals | None = None
     """Signals of the last step."""
     tally: Counter[str] = field(default_factory=Counter[str])
-    """Number of pruned seeds (rollbacks excluded), of rollbacks by cause, of suspect or vetoed host epochs, and of overflows."""
+    """Number of pruned seeds (rollbacks excluded), of rollbacks by cause, of suspect or vetoed host epochs, of overflows,
+    and of hosts that are retired now."""
     twins: int = 1
     """Number of consecutive hosts that are twins, and hence one sample."""
     samples: int = 0

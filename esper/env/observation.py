@@ -129,7 +129,7 @@ def _past(ago: int) -> list[Feature]:
             f"accuracy_{ago}_ago",
             f"validation accuracy {counted(ago, 'epoch')} ago",
             lambda v: v.accuracy_NH[:, ago],
-            unit="pp",
+            unit="%",
             scale=100.0,
             indicators=(known,),
         ),
@@ -205,7 +205,7 @@ HOST_FEATURES: tuple[Feature, ...] = (
         unit="host epochs",
         scale=RunScale.num_steps,
     ),
-    Feature("accuracy", "validation accuracy, or R2 of numbers", lambda v: v.accuracy_NH[:, 0], unit="pp", scale=100.0),
+    Feature("accuracy", "validation accuracy, or R2 of numeric targets", lambda v: v.accuracy_NH[:, 0], unit="%", scale=100.0),
     Feature(
         "loss",
         "validation loss; the upper bound where it is NaN",

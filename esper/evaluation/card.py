@@ -73,5 +73,7 @@ def _results(evaluation: Mapping[str, Any], score: str) -> list[str]:
         cells = " | ".join(map(str, values))
         table.append(f"| {NAMES.get(row['controller'], row['controller'])} | {cells} |")
     hosts = evaluation["settings"]["hosts"]
-    about = f"On {hosts} held-out hosts, with 95 % intervals over hosts (of one training run: other runs differ more):"
+    about = (
+        f"On {hosts} held-out hosts, with 95 % intervals over hosts of this one training run; other training runs differ by more:"
+    )
     return [f"{sentence[0].upper()}{sentence[1:]}.", "", about, "", *table]

@@ -11,7 +11,7 @@ def warn_of_cache(slot: str, seed: nn.Module) -> None:
     """Warn if a seed that gets single positions one after another has attention."""
     if any(isinstance(one, SelfAttention) for one in seed.modules()):
         warnings.warn(
-            f"slot {slot}: an attention seed got single positions, as a model with a cache passes them, and does not see those "
-            "before: call generate with use_cache=False",
+            f"slot {slot}: an attention seed got single positions, as a model with a cache passes them, and does not see "
+            "earlier ones: call generate with use_cache=False",
             stacklevel=2,
         )

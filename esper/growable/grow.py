@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -51,7 +52,7 @@ def grow(
         raise ValueError(f"slots must be a list of paths, got {slots!r}: write slots={meant}")
     places = dict(slots) if isinstance(slots, Mapping) else {path: path for path in slots}
     if len(places) < len(slots):
-        raise ValueError(f"slots names a submodule twice: {', '.join(slots)}")
+        raise ValueError(f"slots names a submodule twice: {', '.join(slots)}; name each once")
     if not places:
         raise ValueError("slots is empty: name submodules, as in slots=['features.3']")
     if rules is None:
@@ -82,7 +83,7 @@ def _slots(module: nn.Module, places: Mapping[str, str], example: Any) -> list[G
             raise ValueError(f"slots: submodule {path!r} has a slot already: use the network that esper.grow returned")
         refuse_time_last(known[path], path)
     if len({known[path] for path in places.values()}) < len(places):
-        raise ValueError(f"slots names a submodule twice: {', '.join(places)}")
+        raise ValueError(f"slots names a submodule twice: {', '.join(places.values())}; name each once")
     handles = [
         known[path].register_forward_hook(lambda _, __, output, name=name: outputs[name].append(output))
         for name, path in places.items()
@@ -113,7 +114,9 @@ def _run(module: nn.Module, example: Any) -> None:
         else:
             module(*(example if isinstance(example, tuple) else (example,)))
     except (RuntimeError, TypeError) as error:
-        reason = " ".join(str(error).split())
+        if isinstance(example, np.ndarray):
+            raise ValueError("the example is a NumPy array: give a tensor, as in torch.from_numpy(example)") from error
+        reason = " ".join(str(error).split(", but expected one of")[0].split())
         raise ValueError(
             f"the module cannot be called with this example ({type(error).__name__}: {reason}): give the module's input alone, "
             "without targets; a tuple holds several arguments, a dict keyword arguments"

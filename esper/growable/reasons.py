@@ -77,8 +77,8 @@ def _no_alpha(state: SlotState, index: int, stage: Stage) -> str:
 
 def _not_holding(stage: Stage) -> str:
     """Return why a seed before holding cannot be kept."""
-    more = ", once its alpha is 1 (set_alpha moves it)" if stage is Stage.BLENDING else ""
-    return f"holds a seed in the stage {stage}: it can be kept once it is holding, to which advance brings it{more}"
+    how = "once its alpha is 1 (set_alpha moves it)" if stage is Stage.BLENDING else "until it is"
+    return f"holds a seed in the stage {stage}, and only a holding seed can be kept: call advance(slot) {how}"
 
 
 def _not_worth(state: SlotState, index: int, gates: GatesConfig) -> str:
@@ -99,7 +99,7 @@ def _closed(state: SlotState, index: int, stage: Stage, gates: GatesConfig) -> s
     if stage is Stage.TRAINING:
         return (
             f"holds a seed in training, and the score has not risen by gates.min_improvement={gates.min_improvement} since "
-            "the last net.contributions(score) before that"
+            "the last net.contributions(score) before this stage: train on, and call it again"
         )
     target, alpha = float(state.ramp_target[0, index]), float(state.alpha[0, index])
     remedy = "net.begin_epoch() moves it" if target == 1 else "set_alpha(slot, 1.0) moves it"

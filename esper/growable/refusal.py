@@ -123,7 +123,7 @@ def check_places(module: nn.Module, places: Mapping[str, str]) -> None:
         if not kept:
             raise ValueError(
                 f"slot {slot} no longer exists, because submodule {path} was replaced after esper.grow: "
-                "convert the module before that call"
+                "replace submodules before that call"
             )
 
 

@@ -39,7 +39,7 @@ def measure(score: Score) -> float | Tensor:
         return found.detach().clone()  # score() may reuse its memory
     if isinstance(found, Real):
         return float(found)
-    raise ValueError(f"score() must return a number, or a tensor or an array of one per sample, got {found!r}"[:200])
+    raise ValueError(f"score() must return a number, or a tensor or array with one value per sample, got {found!r}"[:200])
 
 
 def mean_score(score: float | Tensor) -> float:

@@ -109,7 +109,7 @@ def probe_seed(
     x = x.abs() if (features >= 0).all() else x  # what follows a ReLU may count on its sign
     direction = torch.randn(x.shape, dtype=x.dtype, generator=generator)
     if not _probe_birth(branch, x, direction) and not _ever_learns(blueprint, slot, x, generator):
-        raise Flaw("has only zero gradients at birth, biases aside: end it in its one layer of zeros, with no ReLU after it")
+        raise Flaw("has only zero gradients at birth, biases aside: start only its last layer at zero, and put no ReLU after it")
     with torch.no_grad():
         for parameter in branch.parameters():  # zeros would hide what the layers before them do
             parameter += 0.1 * torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
@@ -173,7 +173,7 @@ def _probe_vmap(forward: Callable[[Tensor], Tensor], x: Tensor) -> None:
             torch.func.vmap(forward)(plain.expand(2, *x.shape))
     except RuntimeError as error:
         why = " ".join(str(error).split(". ")[0].split())
-        raise Flaw(f"cannot run under torch.func.vmap ({why}): choose by torch.where instead of if and .item()") from error
+        raise Flaw(f"cannot run under torch.func.vmap ({why}): use torch.where instead of if and .item()") from error
 
 
 def probe_host(host: nn.Module, same: nn.Module, x: Tensor, fleet: Fleet | None, *, causal: bool = False) -> None:

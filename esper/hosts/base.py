@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from esper.fusion.layout import Layout
 from esper.options import Option
+from esper.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,8 @@ def slot_specs(host: nn.Module) -> tuple[SlotSpec, ...]:
         )
     if len(segments) != len(slots) + 1:
         raise ValueError(
-            f"{type(host).__name__} has {len(segments)} segments and {len(slots)} slots: it needs one slot between each pair of "
-            "segments"
+            f"{type(host).__name__} has {counted(len(segments), 'segment')} and {counted(len(slots), 'slot')}: it needs one slot "
+            "between each pair of segments"
         )
     if twice := next((slot.name for place, slot in enumerate(slots) if slot.name in [one.name for one in slots[:place]]), None):
         raise ValueError(f"{type(host).__name__} has two slots named {twice}: give each SlotSpec a name of its own")

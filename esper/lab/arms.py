@@ -47,7 +47,7 @@ def read_arms(arms: str | Mapping[str, Any] | None) -> dict[str, list[str]]:
         if not NAME.fullmatch(name):
             raise ConfigError(f"{name!r} cannot name an arm and its folder: use letters, digits and _ . + -")
         if "." in name and Path(name).suffix in SUFFIXES:
-            raise ConfigError(f"{name!r} cannot name an arm: files of an experiment end in {Path(name).suffix}")
+            raise ConfigError(f"{name!r} cannot name an arm, since files of an experiment end in {Path(name).suffix}: rename it")
         if twin := next((other for other, own in table.items() if own == overrides and other != name), None):
             raise ConfigError(f"arms {name} and {twin} have the same overrides, hence the same runs: remove or change one")
     return table

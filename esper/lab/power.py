@@ -150,7 +150,7 @@ def expected_power(design: Design) -> list[str]:
     unit = OUTCOMES[plan.outcome].difference
     effect = f"a difference of {plan.margin:g}{'' if unit == '1' else f' {unit}'} in {plan.outcome}"
     line = f"{last} blocks detect {effect} with a power of {percent(power)}"
-    line += "".join(f", {look} of them with one of {percent(before)}" for look, before in earlier)
+    line += "".join(f", the first {look} of them with a power of {percent(before)}" for look, before in earlier)
     level = f"at a level of {percent(plan.alpha)} / {len(pairs)} pairs; " if len(pairs) > 1 else ""
     known = f"({level}standard deviation of a difference {spread.value:.2g}, {source})"
     return [f"{line} {known}; a power of 80 % takes {test.blocks_needed(spread.value)} blocks", *advice(spread, test)]
@@ -196,7 +196,7 @@ def _pilot_spread(plan: AnalysisPlan, pairs: Pairs) -> Spread:
             parts = replace(spread.parts, hosts=spread.parts.hosts * spread.parts.num_hosts / plan.score_hosts)
             return Spread(value=spread.parts.spread(plan.score_hosts), parts=replace(parts, num_hosts=plan.score_hosts))
     raise ConfigError(
-        f"pilot={folder} has no two arms with {plan.outcome} in {LEAST_BLOCKS} blocks: choose another folder, or remove it"
+        f"pilot={folder} has no two arms with {plan.outcome} in {LEAST_BLOCKS} blocks: name another folder, or leave pilot out"
     )
 
 

@@ -113,7 +113,7 @@ def distribution(override: Override) -> "BaseDistribution":
         kind: Any = IntDistribution if isinstance(ends[0], int) else FloatDistribution
         return kind(ends[0], ends[-1], log=log, **steps)
     except ValueError as error:
-        raise ConfigError(f"cannot tune {override.input_line}: {error}") from error
+        raise ConfigError(f"cannot tune {override.input_line} ({error}): {_USAGE}") from error
 
 
 def values_of(one: Any) -> Sequence[Any] | None:

@@ -22,7 +22,7 @@ class DeviceConfig(Option):
 
     members_per_shard: int = 0
     """Hosts trained as one fused program, at least 0; 0 takes all of the device's hosts on a GPU, and on a CPU as many as fit the
-    cache, at most 32 small hosts or 16 others; large hosts are divided into two shards or more. Shards run in parallel threads.
+    cache, at most 32 small hosts or 16 others; large hosts are dealt to two shards or more. Shards run in parallel threads.
     Results are the same for every value up to float rounding."""
 
     tune: bool = False
@@ -41,9 +41,9 @@ class DeviceConfig(Option):
     """If true, a CPU computes convolutional hosts of few channels with Esper's own kernels, which train them up to twice as fast
     as PyTorch's. Only in single precision. Results are the same up to float rounding."""
     precision: Precision = Precision.fp32
-    """Precision in which hosts and seeds are computed: `fp32`; `bf16`, faster, at 3 digits; `fp16`, for GPUs without bf16, with a
-    loss scale for each host; `auto` takes bf16 or else fp16 on a GPU, and fp32 on a CPU. Weights, optimisers, losses, batch
-    statistics and the policy always use single precision."""
+    """Precision in which hosts and seeds are computed: `fp32`; `bf16`, faster, with 2 to 3 significant digits; `fp16`, for GPUs
+    without bf16, with a loss scale for each host; `auto` takes bf16 or else fp16 on a GPU, and fp32 on a CPU. Weights,
+    optimisers, losses, batch statistics and the policy always use single precision."""
 
     @property
     def uses_own_kernels(self) -> bool:

@@ -52,7 +52,7 @@ class Prefetch(Generic[Key, Batch]):
         if (error := coming.exception()) is not None:
             raise TaskError(
                 f"the data could not be read, even on a second attempt ({type(error).__name__}: {error}): check the disk and the "
-                "memory of this machine, and continue with resume="
+                "memory of this machine, and continue with resume=FOLDER"
             ) from error
         return coming.result().pop()
 

@@ -135,7 +135,7 @@ class WorkersConfig(ClusterConfig):
     is_remote: ClassVar[bool] = True
 
     workers: int = 2
-    """Number of workers, at least 1; each has about as many hosts. Higher: faster with as many cores or GPUs."""
+    """Number of workers, at least 1; each trains an equal share of the hosts. Higher: faster with as many cores or GPUs."""
     cpus: int = 1
     """Cores of each worker, at least 1."""
     replacements: int = 3
@@ -273,8 +273,8 @@ class RemotePool(HostPool):
         which = f"worker {worker} of {self._group.size} was lost ({' '.join(str(lost).split())})"
         if self._left == 0:
             raise ClusterError(
-                f"{which}, and the {self._replacements} replacements of an episode are used up "
-                f"(cluster.replacements): find the cause; what was saved before is intact"
+                f"{which}, and the {self._replacements} replacements of an episode are used up: find the cause, or "
+                "raise cluster.replacements; what was saved before is intact"
             )
         self._left -= 1
         epochs = sum(message.method == "epoch" for message in self._log[worker])

@@ -179,6 +179,10 @@ class TaskConfig(Option):
             drifted = drifted_copy(self.drifts[kind], data, stream(self.split_seed, "drift", kind))
             check_samples(drifted, self.samples, self.batch_size, numbers=numbers, warn=False)
             check_alike(drifted, data)
+            if all(new.equal(old) for new, old in zip(drifted.tensors(), data.tensors(), strict=True)):
+                warnings.warn(
+                    f"task.events.kinds=[{kind}]: this drift changes nothing: correct its function", UserNotice, stacklevel=3
+                )
         except DataError as error:
             raise TaskError(f"task.events.kinds=[{kind}]: in this drift, {error}") from error
         return drifted

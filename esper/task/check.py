@@ -125,8 +125,8 @@ def check_alike(drifted: Data, data: Data) -> None:
 
 
 def mistakes(data: Data, layout: Layout, *, numbers: bool = False) -> list[str]:
-    """Return likely mistakes in data that hosts can learn from: few samples, channels in the last place, inputs that nobody
-    scaled or that have another scale in another set, and classes that never occur.
+    """Return likely mistakes in data that hosts can learn from: few samples, sets of one class, channels in the last place,
+    inputs that nobody scaled or that have another scale in another set, and classes that never occur.
 
     Args:
         data: data that `check_samples` accepts.
@@ -137,6 +137,10 @@ def mistakes(data: Data, layout: Layout, *, numbers: bool = False) -> list[str]:
     for part, y in {"valid": data.valid_y, "test": data.test_y}.items():
         if len(y) < FEW:
             found.append(few_samples(part, y, numbers=numbers))
+        elif not numbers and layout is Layout.IMAGES and len(set(ends(y))) == 1:
+            found.append(
+                f"{part}_y has class {int(y[0])} only: accuracy on it shows nothing of the other classes, so shuffle first"
+            )
     if layout is not Layout.IMAGES:
         return found
     shape = tuple(data.train_x.shape)

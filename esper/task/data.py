@@ -4,6 +4,7 @@
 
 import hashlib
 import os
+import warnings
 import zlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from esper.notices import UserNotice
+from esper.text import counted
 
 IGNORED = -100
 """Target of padded positions, which loss and accuracy leave out (torch's `ignore_index`)."""
@@ -59,7 +63,7 @@ def reading(path: Path, remedy: str) -> Generator[None]:
 def visible_files(folder: Path, pattern: str = "*") -> list[Path]:
     """Return the files below a folder in order, without hidden ones and those in hidden folders, such as .ipynb_checkpoints.
 
-    Links are followed, but to no folder twice.
+    Links are followed, but to no folder twice. Links that lead nowhere are told.
     """
     found, seen = list[Path](), set[str]()
     for top, folders, names in os.walk(folder, followlinks=True):
@@ -69,7 +73,14 @@ def visible_files(folder: Path, pattern: str = "*") -> list[Path]:
         seen.add(place)
         folders[:] = sorted(one for one in folders if one[0] != ".")
         found += [Path(top) / name for name in names if name[0] != "." and fnmatchcase(name, pattern)]
-    return sorted(path for path in found if path.is_file())
+    files = sorted(path for path in found if path.is_file())
+    if lost := sorted(path for path in {*found} - {*files} if not path.exists()):
+        warnings.warn(
+            f"{folder} has {counted(len(lost), 'link')} to nowhere, such as {lost[0].name}: correct or remove such links",
+            UserNotice,
+            stacklevel=2,
+        )
+    return files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from esper.ranges import check_ranges
 from esper.task.base import TaskConfig
 from esper.task.data import Data, TaskError, Units
 from esper.task.drifts import Drift, noise
-from esper.task.splits import Floats, scaled, split_rows, warn_of_constants
+from esper.task.splits import Floats, scaled, split_rows, warn_of_columns
 
 
 @dataclass(kw_only=True, slots=True)
@@ -69,7 +69,7 @@ def split_table(
     if constant := [part for part, chosen in parts.items() if not np.ptp(targets[chosen])]:
         raise TaskError(f"{name} has equal targets in all rows of its {constant[0]} split, so R2 is undefined: add rows")
     if columns:
-        warn_of_constants(rows, parts["train"], columns, name)
+        warn_of_columns(rows, parts["train"], columns, name)
     tensors: dict[str, Any] = {}
     (x, mean, std), (y, target_mean, target_std) = (scaled(values, parts["train"]) for values in (rows, targets))
     for part, chosen in parts.items():

@@ -74,8 +74,13 @@ def _constant(values: Floats, axis: tuple[int, ...] = (0,)) -> npt.NDArray[np.bo
     return highest - lowest <= ROUNDING * np.maximum(abs(lowest), abs(highest))
 
 
-def warn_of_constants(values: Floats, train: npt.NDArray[np.int64], names: Sequence[str], where: str) -> None:
-    """Warn of columns that are constant in the training rows and not in the others: there, their values are not scaled."""
+def warn_of_columns(values: Floats, train: npt.NDArray[np.int64], names: Sequence[str], where: str) -> None:
+    """Warn of columns that count the rows, and of columns that are constant in the training rows and not in the others: there,
+    their values are not scaled."""
+    if counts := [name for name, steps in zip(names, np.diff(values, axis=0).T, strict=True) if (steps == 1).all()]:
+        warnings.warn(
+            f"{where}: {', '.join(counts)} counts the rows: leave it out, unless it is a measurement", UserNotice, stacklevel=2
+        )
     told = _constant(values[train])[0] & ~_constant(values)[0]
     if found := [name for name, one in zip(names, told, strict=True) if one]:
         warnings.warn(

@@ -15,7 +15,7 @@ from esper.seeding import stream
 from esper.task.data import Data, TaskError, Units
 from esper.task.drifts import LABEL_DRIFTS, Drift, noise
 from esper.task.images import ImagesConfig
-from esper.task.splits import USES, check_classes, scaled, split_rows, warn_of_constants, without_training
+from esper.task.splits import USES, check_classes, scaled, split_rows, warn_of_columns, without_training
 from esper.task.table_file import MISSING, read_table
 
 
@@ -56,7 +56,7 @@ class TableClassesConfig(ImagesConfig):
             warnings.warn(
                 f"{where} has the class {marks[0]!r}: if it marks missing values, remove these rows", UserNotice, stacklevel=2
             )
-        warn_of_constants(table.rows, parts["train"], table.columns, f"task.file={self.file}")
+        warn_of_columns(table.rows, parts["train"], table.columns, f"task.file={self.file}")
         rows, mean, std = scaled(table.rows, parts["train"])
         x, y = rows[:, :, None, None], torch.from_numpy(number_n.astype(np.int64))
         tensors: dict[str, Any] = {f"{part}_x": torch.from_numpy(x[chosen]) for part, chosen in parts.items()}

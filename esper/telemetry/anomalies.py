@@ -141,7 +141,7 @@ MEANINGS = {
     "hardly_learned": "nearly all minibatches were skipped",
     "useless_critic": "a constant would predict the returns better",
     "gradient_drift": "a gradient norm, of a part or of hosts, is far from its running mean of about ten updates",
-    "dead_core": "most units of the LSTM never change their output",
+    "dead_core": "the output of most LSTM units hardly varies",
     "saturated_core": "most outputs or gates of the LSTM are saturated",
     "monoculture": "nearly all planted seeds were of one blueprint",
     "attribution_ratio": "many seeds contribute many times what their hosts gained since planting",
@@ -158,12 +158,13 @@ REMEDIES = {
     "useless_critic": "raise agent.value_coef or agent.epochs, and see which of the four policy/value_error_* is off",
     "exploding_gradient": "check rewards and observations for outliers, and lower agent.learning_rate",
     "vanishing_gradient": "check whether the core is saturated, or all rewards are equal",
-    "gradient_drift": "look for a change in returns or governor/rollbacks; if there is none, lower the learning rate",
+    "gradient_drift": "look for a change in returns or governor/rollbacks; if there is none, lower agent.learning_rate, "
+    "or optimiser.learning_rate for host/gradient_drift",
     "dead_core": "lower agent.learning_rate, or lower agent.hidden if the task needs no more",
     "saturated_core": "check observations for large values, and lower agent.learning_rate",
     "monoculture": "raise agent.entropy_coef, unless a fixed schedule shows that this blueprint is the best one",
     "attribution_ratio": "lower reward.attribution, or choose reward=escrow or reward=basic, which reward gains",
-    "ransomware": "set reward.attribution to 0, and check slots.incubation and the seeds' learning rate",
+    "ransomware": "set reward.attribution to 0, and check slots.incubation and optimiser.seeds.learning_rate",
     "goodhart": "see which reward/ term is largest, and lower its weight",
 }
 """Remedy by kind."""

@@ -21,8 +21,8 @@ HEAD = (
 TITLE = "Seeds by blueprint, slot and kind of host"
 LEGEND = (
     "Kept: fossilized; removed: pruned; churn: share of planted seeds that were removed or lost in a rollback; "
-    "contribution: the last one measured [pp], mean over seeds ± standard error (over hosts, with twins as "
-    "one; in a comparison over blocks). A host learns to rely on its seed, so the "
+    "contribution: the last one measured [pp], mean over seeds ± standard error (over hosts, twins counted "
+    "as one; in a comparison, over blocks). A host learns to rely on its seed, so the "
     "contribution can exceed what growing gained"
 )
 """What the columns mean."""

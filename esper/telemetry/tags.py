@@ -178,7 +178,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "bandit/explained",
         "1",
-        "Variance of returns that the bandit explains, leaving out one decision at a time.",
+        "Share of the variance of returns that the bandit explains, leave-one-out; for agent.model=forest, out of bag.",
     ),
     Metric(
         "bandit/penalty",
@@ -215,7 +215,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("action/advance", "fraction", "Steps at which the controller moved a seed to the next stage."),
     Metric("governor/rollbacks_nonfinite", "count", "Hosts rolled back for a non-finite loss or parameter."),
     Metric("governor/rollbacks_divergence", "count", "Hosts rolled back for a diverging loss."),
-    Metric("governor/rollbacks_lobotomy", "count", "Hosts rolled back because a good host stayed at chance level."),
+    Metric("governor/rollbacks_lobotomy", "count", "Hosts rolled back because they fell to chance level and stayed there."),
     Metric("governor/rollbacks_decline", "count", "Hosts rolled back because their loss stayed above their usual range."),
     Metric("governor/suspect", "count", "Host epochs with a loss above the usual range or at chance, without rollbacks."),
     Metric("governor/vetoed", "count", "Steps of a host in which the governor vetoed an operation that was otherwise legal."),

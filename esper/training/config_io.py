@@ -148,8 +148,8 @@ def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
             key, free = part[0], ", ".join(key for key in CHANGEABLE if key != "resume")
             raise ConfigError(
                 f"{override} cannot change when a run is resumed: the run has {key}={before.get(key)}, and the command asks for "
-                f"{key}={now.get(key)}; leave {override} out, or start a new run (only {free}, and where the data lies "
-                "can change)"
+                f"{key}={now.get(key)}; leave {override} out, or start a new run (only {free} and the location of "
+                "the data can change)"
             )
     config = from_plain(to_plain(saved))
     for root, key in zip(roots, keys, strict=True):

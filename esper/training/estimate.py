@@ -128,7 +128,7 @@ class Estimate:
             largest = max(parts, key=lambda part: (bool(part.keys), part.bytes))
             now = {key: self.hosts if key == "hosts" else _value(config, key) for key in largest.keys}
             keys = " or ".join(f"{key} (now {value})" for key, value in now.items())
-            remedy = f"lower {keys}" if keys else "use one with more"
+            remedy = f"lower {keys}" if keys else "use a machine or a GPU with more memory"
             where = "this machine" if device.type == "cpu" else str(device)
             raise ConfigError(
                 f"the run needs about {in_bytes(needed)} of memory, most of it for {largest.name}, and {where} has "

@@ -194,5 +194,5 @@ def read(path: Path) -> list[dict[str, Any]]:
         ):
             raise ValueError
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged: move it away, and the run starts a new one") from error
+        raise ConfigError(f"{path} is damaged: move it away; the run then writes a new file") from error
     return records

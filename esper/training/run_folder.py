@@ -90,7 +90,9 @@ def only_writer(folder: Path) -> Generator[None]:
     with disk(f"write into {folder}"):
         new = not folder.exists() or (folder in _new.values() and not any(folder.iterdir()))
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCK, is_singleton=True, thread_local=False)
+        lock = FileLock(
+            folder.resolve() / LOCK, is_singleton=True, thread_local=False
+        )  # of one name, which singletons are kept by
         try:
             lock.acquire(timeout=0)
         except Timeout as error:

@@ -312,5 +312,7 @@ def test_a_bandit_refuses_decisions_of_other_features() -> None:
         for kind in ("invert", "relabel")
     )
     one.load_state_dict(one.state_dict())
-    with pytest.raises(ValueError, match=r"^this policy was trained on event_relabel, event_ahead_relabel"):
+    with pytest.raises(
+        ValueError, match=r"^this policy was trained on other observations .it observed event_relabel, event_ahead_relabel"
+    ):
         one.load_state_dict(other.state_dict())

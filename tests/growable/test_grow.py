@@ -168,7 +168,7 @@ def test_a_seed_lives_through_all_stages_as_in_a_host() -> None:
     net.set_alpha("early", 0.5, ramp=1)
     net.begin_epoch()
     assert (net.stage("early"), net.alpha("early")) == (Stage.BLENDING, 0.5)
-    with pytest.raises(ValueError, match="holds a seed in the stage blending: it can be kept once it is holding"):
+    with pytest.raises(ValueError, match="holds a seed in the stage blending, and only a holding seed can be kept"):
         net.fossilize("early")
     net.prune("early", ramp=2)
     net.begin_epoch()

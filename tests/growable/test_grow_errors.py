@@ -126,7 +126,11 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "slots as numbers": (lambda: esper.grow(module(), [1], batch()[0]), r"got \[1\]: write slots=\['1'\]"),  # pyright: ignore[reportArgumentType]
     "targets in the example": (
         lambda: esper.grow(module(), ["1"], batch()),
-        r"cannot be called with this example \(TypeError: .*: give the module's input alone, without targets",
+        r"cannot be called with this example \(TypeError: (?!.*expected one of).*: give the module's input alone, without",
+    ),
+    "array as the example": (
+        lambda: esper.grow(module(), ["1"], batch()[0].numpy()),
+        r"the example is a NumPy array: give a tensor, as in torch.from_numpy\(example\)",
     ),
     "matrices only": (
         lambda: grown().attach(torch.optim.Muon([nn.Parameter(torch.ones(2, 2))])),
@@ -141,7 +145,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         "SGD has no setting learning_rate: choose from lr, momentum",
     ),
     "one group": (lambda: grown().attach(torch.optim.LBFGS(module().parameters())), "LBFGS takes a single parameter group"),
-    "scores": (lambda: active(grown()).contributions(lambda: ["7"]), r"score\(\) must return a number, or a tensor or an array"),  # pyright: ignore[reportArgumentType]
+    "scores": (lambda: active(grown()).contributions(lambda: ["7"]), r"score\(\) must return a number, or a tensor or array"),  # pyright: ignore[reportArgumentType]
     "no function": (lambda: grown().contributions(7.0), "score must be a function"),  # pyright: ignore[reportArgumentType]
     "number as loss": (lambda: grown().potential(lambda: 0.5), "tensor with one number, got 0.5"),  # pyright: ignore[reportArgumentType]
     "losses": (lambda: grown().potential(lambda: torch.ones(3)), r"tensor with one number, got shape \(3,\)"),

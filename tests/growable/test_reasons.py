@@ -113,12 +113,12 @@ REASONS: dict[str, tuple[Callable[[], GrowableModule], Callable[[GrowableModule]
     "too early to keep": (
         lambda: active(grown()),
         lambda net: net.fossilize("early"),
-        "slot early holds a seed in the stage training: it can be kept once it is holding, to which advance brings it",
+        "slot early holds a seed in the stage training, and only a holding seed can be kept: call advance(slot) until it is",
     ),
     "not full": (
         moving,
         lambda net: net.fossilize("early"),
-        "to which advance brings it, once its alpha is 1 (set_alpha moves it)",
+        "and only a holding seed can be kept: call advance(slot) once its alpha is 1 (set_alpha moves it)",
     ),
     "unmeasured": (
         held,

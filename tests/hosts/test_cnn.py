@@ -132,7 +132,7 @@ def test_a_module_that_is_not_a_host_is_refused():
     twice = Host([torch.nn.Identity()] * 3, [SlotSpec("r0c0", 4), SlotSpec("r0c0", 8)])
     with pytest.raises(ValueError, match="Host has two slots named r0c0: give each SlotSpec a name of its own"):
         slot_specs(twice)
-    with pytest.raises(ValueError, match="Host has 1 segments and 1 slots"):
+    with pytest.raises(ValueError, match="Host has 1 segment and 1 slot: it needs"):
         slot_specs(Host([torch.nn.ReLU()], [SlotSpec("r0c0", 3)]))
 
 

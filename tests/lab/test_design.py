@@ -111,7 +111,7 @@ def test_arms_are_read_as_typed(text: str, arms: dict[str, list[str]]) -> None:
         ("{aa_control: hosts=2, b: hosts=4}", {}, "is the name of the A/A control"),
         ("{b: hosts=2, aa_control: hosts=4}", {"aa_control": False}, "is the name of the A/A control: rename the arm"),
         ("{a/b: hosts=2}", {}, "cannot name an arm"),
-        ("{design.json: hosts=2, b: hosts=4}", {}, "'design.json' cannot name an arm: files of an experiment end in .json"),
+        ("{design.json: hosts=2, b: hosts=4}", {}, "'design.json' cannot name an arm, since files of an experiment end in .json"),
         ("{a: seed=3, b: hosts=2}", {}, "seed=3 cannot be set"),
         (REWARDS, {"common": ["+seed=3"]}, "set root instead"),
         (REWARDS, {"blocks": 0}, "blocks must be at least 1 and below 100000, got 0"),

@@ -112,7 +112,7 @@ def test_the_power_of_an_outcome_without_records_is_unknown() -> None:
 def test_pairs_and_looks_change_the_power() -> None:
     (line,) = expected_power(planned(24, looks=[12, 24], baselines=["wait"]))
     early, late = PlannedTest(margin=1.0, looks=[12, 24], pairs=3).powers(2.3)
-    assert f"with a power of {100 * late:.0f} %, 12 of them with one of {100 * early:.0f} %" in line
+    assert f"with a power of {100 * late:.0f} %, the first 12 of them with a power of {100 * early:.0f} %" in line
     assert "at a level of 5 % / 3 pairs" in line
     assert "/ 2 pairs" in expected_power(planned(24, baselines=["wait"], against="wait"))[0]
 

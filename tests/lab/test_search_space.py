@@ -43,7 +43,7 @@ def test_every_arm_runs_on_every_seed() -> None:
     ("overrides", "config", "sentence"),
     [
         (["hosts=4"], {}, "there is nothing to tune: sweep over a key"),
-        (["agent.gamma=interval(0.9, 0.5)"], {}, r"cannot tune agent.gamma=interval\(0.9, 0.5\): `low <= high` must hold"),
+        (["agent.gamma=interval(0.9, 0.5)"], {}, r"cannot tune agent.gamma=interval\(0.9, 0.5\) .`low <= high` must hold"),
         (["agent.gamma=tag(log, interval(0, 1))"], {}, "`low > 0` must hold"),
         (["agent.gamma=tag(log, range(1, 9, 2))"], {}, "step"),
         (["agent.hidden=range(3, 1)"], {}, "it names no values"),

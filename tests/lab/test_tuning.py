@@ -107,7 +107,7 @@ def test_no_values_are_tried_twice(tmp_path: Path) -> None:
     run(narrow)
     assert {trial.values["agent.learning_rate"] for trial in narrow.trials} == {0.1}, "there is one value of four digits"
     assert len(narrow.trials) == 2
-    with pytest.raises(ConfigError, match=r"cannot tune agent.hidden=8,16,8: it lists 8 twice"):
+    with pytest.raises(ConfigError, match=r"cannot tune agent.hidden=8,16,8 .it lists 8 twice.: sweep over a key"):
         search_space(TuneConfig(**CONFIG), ["agent.hidden=8,16,8"])
 
 

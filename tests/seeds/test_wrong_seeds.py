@@ -94,7 +94,10 @@ WRONG = {
     "cut": (lambda: Made(inner=torch.Tensor.detach), "passes no gradient to its input"),
     "frozen": (frozen, "passes no gradient to its parameter map.weight: use it, and remove detach, no_grad and requires_grad"),
     "unused": (unused, "passes no gradient to its parameter spare.weight: use it"),
-    "rectified": (lambda: Made(after=torch.relu), "has only zero gradients at birth, biases aside: end it in its one layer"),
+    "rectified": (
+        lambda: Made(after=torch.relu),
+        "has only zero gradients at birth, biases aside: start only its last layer at zero",
+    ),
     "zeros_twice": (
         lambda: nn.Sequential(*(born_as_zero(nn.Conv2d(WIDTH, WIDTH, 1)) for _ in range(2))),
         "has only zero gradients at birth, biases aside",
@@ -126,7 +129,7 @@ WRONG = {
     ),
     "channels": (OneByOne, "mixes the hosts of a shard"),
     "item": (lambda: Made(lambda x: x / x.abs().amax().item()), "cannot run under torch.func.vmap (vmap: It looks like you're "),
-    "if": (lambda: Made(lambda x: x if x.sum() > 0 else -x), "choose by torch.where instead of if and .item()"),
+    "if": (lambda: Made(lambda x: x if x.sum() > 0 else -x), "use torch.where instead of if and .item()"),
     "in_place": (lambda: Made(first=torch.Tensor.exp_), "changes its input in place: use inplace=False"),
     "error": (lambda: Made(first=lambda x: x @ x[:, :, 1:]), " fails on (3, 8, 5, 5) with RuntimeError: "),
     "own_error": (lambda: {}["lost"], " fails on (3, 8, 5, 5) with KeyError: 'lost' (test_wrong_seeds.py, line "),

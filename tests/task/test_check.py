@@ -185,6 +185,7 @@ def moved_channels(data: Data) -> Data:
             lambda data: replace(data, valid_x=data.valid_x[:2], valid_y=data.valid_y[:2]),
             "valid_x has 2 samples: accuracy on it moves in steps of 50 pp, so use more",
         ),
+        (with_entry("valid_y", lambda y: y * 0 + 1), "valid_y has class 1 only: accuracy on it shows nothing of the other"),
         (with_entry("num_classes", lambda count: 4), "num_classes is 4, and the highest class of train_y is 2"),
         (
             with_entry("test_x", lambda x: 20 * x),
@@ -355,6 +356,12 @@ def test_a_drift_that_changes_the_form_of_data_is_refused(kind: str, monkeypatch
     monkeypatch.setattr(WrongImages, "drifts", {"mine": lambda data, rng: change(data)})
     with pytest.raises(TaskError, match=rf"^task.events.kinds=\[mine\]: in this drift, {sentence}[^\n]*$"):
         load_task(WrongImages(events=EventsConfig(kinds=["mine"])), CNNConfig())
+
+
+def test_a_drift_that_changes_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WrongImages, "drifts", {"mine": lambda data, rng: replace(data)})
+    with pytest.warns(UserNotice, match=r"^task.events.kinds=\[mine\]: this drift changes nothing"):
+        WrongImages().drifted("mine", image_data())
 
 
 def test_a_drift_that_takes_other_arguments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,9 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
         (tmp_path / "images" / name).mkdir(parents=True)
         (tmp_path / "images" / name / "linked").symlink_to(tmp_path / "elsewhere" / name)
         (tmp_path / "images" / name / "circle").symlink_to(tmp_path / "images" / name)
-    data = images(tmp_path / "images")
+    (tmp_path / "images" / "cat" / "lost.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.warns(UserNotice, match=r"cat has 1 link to nowhere, such as lost.png: correct or remove such links"):
+        data = images(tmp_path / "images")
     assert sum(len(getattr(data, f"{part}_y")) for part in ("train", "valid", "test")) == 50
 
 

@@ -38,7 +38,7 @@ def test_a_column_that_is_constant_up_to_rounding_is_constant(tmp_path):
 def test_a_column_that_is_constant_in_the_training_rows_only_is_told(tmp_path, recwarn, kind):
     train = split_rows(60, stream(0, "table_split"), "")["train"]
     for row, warns in ((train[0], False), (next(row for row in range(60) if row not in train), True)):
-        rows = [(number, 5000 if number == row else 0, number % 5) for number in range(60)]
+        rows = [(number % 7, 5000 if number == row else 0, number % 5) for number in range(60)]
         csv(tmp_path, rows, kind).load(0)
         messages = [told for one in recwarn.list if (told := str(one.message).partition("t.csv: ")[2])]
         assert [message[:57] for message in messages] == ["constant in the training rows only: rooms: hosts learn no"] * warns
@@ -146,6 +146,12 @@ def test_decimal_commas_of_features_are_read_and_classes_stay(tmp_path):
     plain = csv(tmp_path, [(size + 0.5, rooms, "a" if sold == "no" else "b") for size, rooms, sold in ROWS]).load(0)
     assert found.units.classes == ("1,5", "2,5")
     assert found.fingerprint() == plain.fingerprint()
+
+
+def test_a_column_that_counts_the_rows_warns(tmp_path):
+    rows = [(row + 7, row * row, "ab"[row % 2]) for row in range(30)]
+    with pytest.warns(UserNotice, match=r"t.csv: size counts the rows: leave it out, unless it is a measurement"):
+        csv(tmp_path, rows).load(0)
 
 
 def test_a_class_named_like_a_missing_value_warns(tmp_path):

@@ -109,7 +109,9 @@ def test_data_of_hosts_elsewhere_may_be_too_large_for_this_machine(monkeypatch: 
     """No key makes them smaller."""
     config = check(["cluster=ray", "cluster.address=10.0.0.1:6379"])
     monkeypatch.setattr(subject, "capacity", lambda device: 1e6)
-    with pytest.raises(ValueError, match=r"most of it for Python .*, and this machine has 1 MB: use one with more$"):
+    with pytest.raises(
+        ValueError, match=r"most of it for Python .*, and this machine has 1 MB: use a machine or a GPU with more memory$"
+    ):
         estimate(config, 2).check(config)
 
 

@@ -66,7 +66,7 @@ class PolicyNetwork(nn.Module):
             wait_bias: initial bias of the logit of waiting.
             generator: source of the initial weights.
             recurrent: if true, the core is an LSTM; if false, it is feed-forward.
-            standardize: if true, features are standardized by what `watch` has seen.
+            standardize: if true, features are standardized by the statistics of `update_statistics`.
         """
         super().__init__()
         self.spec = spec

@@ -17,7 +17,7 @@ class PopArt(nn.Module):
     moments: Tensor
     """Running means of the targets and of their squares, initially 0; dividing by `weight` corrects the bias towards 0."""
     weight: Tensor
-    """Total weight of the targets so far, in [0, 1)."""
+    """Total weight of the targets so far, in [0, 1]."""
 
     def __init__(self, *, step: float) -> None:
         """Start with mean 0 and deviation 1.

@@ -92,7 +92,7 @@ class PPOConfig(AgentConfig):
     """Policy towards which the entropy bonus pulls: uniform (over legal actions), or initial (waits as agent.wait_bias says,
     otherwise uniform). Use initial where the right moment may come late: a uniform policy acts at once."""
     max_grad_norm: float = 0.5
-    """Maximum gradient norm, above 0; larger gradients are clipped. Lower: smaller and steadier steps."""
+    """Maximum gradient norm, above 0; larger gradients are clipped. Lower: outliers count less; Adam's steps keep their size."""
     twins: int = 2
     """Hosts that share instance, initial weights and data order, at least 1; hosts must be a multiple of it. Higher: less noisy
     advantages, fewer distinct hosts per rollout."""
@@ -267,7 +267,8 @@ class PPO(Learner):
         # Check the whole action: a slot or a parameter drawn from NaN logits may be illegal.
         for what, numbers in (("probabilities", log_prob_N), ("values", outputs.value_B)):
             if not bool(torch.isfinite(numbers).all()):
-                raise FloatingPointError(f"the policy's {what} are not finite: check observations and agent.learning_rate")
+                remedy = "lower agent.learning_rate, or check the observations"
+                raise FloatingPointError(f"the policy's {what} are not finite: {remedy}")
         per_head = self.config.surrogate is Surrogate.per_head
         return Decision(
             action=action_NH.numpy(),
@@ -555,5 +556,5 @@ def nonfinite_message(terms: Mapping[str, Tensor], gradients: Mapping[str, float
     names = [name for name, term in terms.items() if not bool(term.isfinite())]
     names += [f"gradient of the {part}" for part, norm in gradients.items() if not math.isfinite(norm)]
     return (
-        f"{', '.join(names)} not finite in {count} consecutive minibatches: lower agent.learning_rate, or check the observations"
+        f"non-finite in {count} consecutive minibatches: {', '.join(names)}; lower agent.learning_rate, or check the observations"
     )

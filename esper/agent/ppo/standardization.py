@@ -12,7 +12,7 @@ LIMIT = 5.0
 
 
 class Standardization(nn.Module):
-    """Subtracts from each feature the mean of all values watched so far, and divides by their standard deviation.
+    """Subtracts from each feature the mean of all values given to `update` so far, and divides by their standard deviation.
 
     Before the first values it returns its input. The sums are kept in float64, in buffers that checkpoints include.
     """

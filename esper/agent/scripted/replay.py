@@ -77,9 +77,8 @@ def read(path: str, controller: str) -> Record:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"agent.topology={path} holds no topologies: name a JSON file that esper.evaluate wrote") from error
     if controller not in kept:
-        raise ValueError(
-            f"agent.controller={controller} is not in agent.topology={path}: choose one of {', '.join(kept) or 'none'}"
-        )
+        remedy = f"choose one of {', '.join(kept)}" if kept else "it has no topologies; name another file"
+        raise ValueError(f"agent.controller={controller} is not in agent.topology={path}: {remedy}")
     return Record(topologies=kept[controller], seed=held.get("seed"), episode=held.get("episode"))
 
 

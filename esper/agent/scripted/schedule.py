@@ -126,7 +126,7 @@ class ScheduleConfig(AgentConfig):
         if fixed and not slots.switchable and any(action.op == "set_alpha_target" for action in self.actions):
             raise ValueError(
                 f"agent.actions has op=set_alpha_target, but agent.heads.alpha_target={fixed} fixes it: set "
-                "agent.heads.alpha_target=free, or slots.switchable=true, with which seeds that were kept are switched off and on"
+                "agent.heads.alpha_target=free, or slots.switchable=true, with which the action switches fossils off and on"
             )
 
     @property
