@@ -78,6 +78,7 @@ def in_one_sentence() -> Generator[None]:
 
     Lack of memory, Ctrl-C and a closed output end in the same way, with exit codes 2, 130 and 1.
     """
+    rehearsal.prepare_outputs()
     try:
         yield
         sys.stdout.flush()  # else a closed output shows only at the end of Python

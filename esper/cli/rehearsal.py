@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
+from io import TextIOWrapper
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
@@ -35,9 +36,20 @@ active = False
 """True in the fork."""
 
 
+def prepare_outputs() -> None:
+    """Let commands print whatever they have to say: to nowhere if an output is closed, and question marks for characters that the
+    encoding of the output lacks, such as ± in ASCII."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open as long as the process)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
 def rehearse(arguments: Sequence[str]) -> None:
     """Run the command in a fork with placeholders: return there, and here only if the fork has no answer; else exit as it did."""
     global announced, active
+    prepare_outputs()
     sys.excepthook = _interrupted
     at_once = any(argument.lstrip("+").startswith(READ_AT_ONCE) for argument in arguments)
     if at_once and sys.stderr.isatty() and not any(argument.startswith("-") for argument in arguments):

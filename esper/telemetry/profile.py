@@ -51,7 +51,7 @@ class UpdateProfile:
             self.folder.mkdir(parents=True, exist_ok=True)
             # The names by which TensorBoard's profile plugin finds traces.
             self._profile.export_chrome_trace(str(self.folder / f"{name}.pt.trace.json.gz"))
-            (self.folder / f"{name}.txt").write_text(operations_table(self._profile.events() or ()))
+            (self.folder / f"{name}.txt").write_text(operations_table(self._profile.events() or ()), encoding="utf-8")
 
 
 def operations_table(events: Iterable[Any]) -> str:

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 from joblib.externals.loky.backend import context
+from rich.console import Console
 
 from esper.checkpoint import Checkpoints
 from esper.cli import command as cli
@@ -175,3 +177,24 @@ def test_a_bug_in_a_run_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     with pytest.raises(IndexError):
         cli.run(main)
+
+
+def test_an_output_without_a_character_prints_a_question_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = TextIOWrapper(BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", output)
+    with in_one_sentence():
+        Console(file=output).print("0.5 ± 0.1")
+    output.flush()
+    assert output.buffer.getvalue() == b"0.5 ? 0.1\n"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    "command", ["-m esper.train --help", f"-m esper.train {' '.join(ENDLESS)} updates=2", "-m esper.report run"]
+)
+def test_a_command_may_have_no_output(command: str, tmp_path: Path) -> None:
+    """As of a service that closes its outputs."""
+    (tmp_path / "run").mkdir()
+    done = subprocess.run(f"{shlex.quote(sys.executable)} {command} >&- 2>errors", shell=True, cwd=tmp_path, check=False)
+    errors = (tmp_path / "errors").read_text()
+    assert "Traceback" not in errors
+    assert done.returncode == (2 if "report" in command else 0), errors
