@@ -227,7 +227,7 @@ def _data(sets: Mapping[str, Images], split: Sequence[str], where: str) -> Data:
         raise TaskError(f"{where} has {len(kinds)} different classes, more than half as many as images: check its classes")
     if split:
         found = np.searchsorted(kinds, np.concatenate([sets[part].y for part in split]))
-        check_classes(np.bincount(found, minlength=len(kinds)).tolist(), kinds.tolist(), split, where, "images")
+        check_classes(np.bincount(found).tolist(), kinds.tolist(), split, where, "images")
     if len(missing := np.setdiff1d(kinds, sets["train"].y)):
         raise without_training(missing.tolist(), where, "image")
     packed = sets["train"].x.dtype == np.uint8

@@ -95,6 +95,12 @@ def test_other_separators_and_decimal_commas_are_read(tmp_path, separator, mark)
     assert found.fingerprint() == table(tmp_path, plain, target="price").load(0).fingerprint()
 
 
+def test_names_of_columns_may_hold_other_separators(tmp_path):
+    data = table(tmp_path, GOOD.replace("rooms", "rooms; heated"), target="rooms; heated").load(0)
+    assert data.target == "rooms; heated"
+    assert data.train_x.shape[1] == 2
+
+
 def test_commas_that_may_separate_thousands_warn(tmp_path):
     content = "size;price\n" + "".join(f"1,{row:03d};{row}\n" for row in range(40))
     with pytest.warns(UserNotice, match=r"table.csv: commas are read as decimal, as in 1,000: if they separate thousands"):
