@@ -130,7 +130,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "number as the example": (
         lambda: esper.grow(module(), ["1"], 3),
-        r"cannot be called with this example \(TypeError: conv2d\(\) received an invalid combination of arguments - got [^-]*\): give",
+        r"cannot be called with this example \(TypeError: conv2d\(\) received an invalid combination [^-]* - got [^-]*\): give",
     ),
     "array as the example": (
         lambda: esper.grow(module(), ["1"], batch()[0].numpy()),
