@@ -70,7 +70,7 @@ def test_scores_keep_the_code_version_of_each_controller(
     experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An old file has one for all of them, which a baseline that is added later does not change."""
-    folder = shutil.copytree(experiment / "shaped", tmp_path / "shaped")  # whose scores no other test reads
+    folder = shutil.copytree(experiment / "shaped", tmp_path / "shaped", ignore=shutil.ignore_patterns("scored_*"))
     run = next(run for run in find_runs([folder]) if run.finished)
     score(run, 2)
     path = scored_file(run, 2)
@@ -92,7 +92,7 @@ def test_scores_keep_the_code_version_of_each_controller(
 def test_baselines_are_chosen_by_the_criterion_and_kept_with_it(
     experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = shutil.copytree(experiment / "shaped", tmp_path / "shaped")  # whose scores no other test reads
+    folder = shutil.copytree(experiment / "shaped", tmp_path / "shaped", ignore=shutil.ignore_patterns("scored_*"))
     run = next(run for run in find_runs([folder]) if run.finished)
     names, asked, choose = ["schedule", "oracle", "static_net", "search_random_2", "wait"], list[str](), Evaluation.choose
 
