@@ -1,6 +1,7 @@
 """Runs of an experiment: the arm and block of each, and its metrics."""
 
 import shlex
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from esper.checkpoint import Checkpoints, load_run_and_digest, retry_if_removed,
 from esper.config import GROUPS, ConfigError
 from esper.lab.design import FILE, Design, command_of
 from esper.lab.outcomes import RETURNS, check_measured, group_of
+from esper.notices import UserNotice
 from esper.telemetry.jsonl import CHECK, changed_update, read_records
 from esper.text import counted
 from esper.training.config_io import flat
@@ -117,6 +119,8 @@ def find_runs(folders: Sequence[Path], strata: Sequence[str] = ()) -> list[Run]:
         else:
             places = sorted({path.parent for path in folder.rglob(CHECKPOINTS) if path.is_dir()})
             begun = [run for run in (_read(place, folder.name, 0) for place in places) if run.updates]
+            if not begun and len(folders) > 1:
+                warnings.warn(f"{folder} holds no run that has saved anything, and is left out", UserNotice, stacklevel=2)
             loose += [replace(run, seed=int(run.config["seed"]), stratum=_setting(run.config, strata)) for run in begun]
     _name_arms(loose, strata)
     _refuse_nothing(found + loose, folders)

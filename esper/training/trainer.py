@@ -221,6 +221,9 @@ class Trainer:
         begun = time.perf_counter()
         with marked("learn"):
             metrics = self.learner.learn(self.update / self.config.updates)
+        if not isinstance(metrics, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+            name, found = type(self.learner).__name__, type(metrics).__name__
+            raise ConfigError(f"{name}.learn() returns a {found}: return a dictionary of metrics, {{}} for none")
         if unnamed := [tag for tag in metrics if "/" not in tag]:
             name = type(self.learner).__name__
             raise ConfigError(f"{name}.learn() returns a metric {unnamed[0]!r} without a group: name it agent/{unnamed[0]}")

@@ -9,6 +9,7 @@ from esper.config import ConfigError
 from esper.lab import runs as R
 from esper.lab.design import FILE, design
 from esper.lab.runs import Run, find_runs
+from esper.notices import UserNotice
 
 
 @pytest.fixture
@@ -141,3 +142,10 @@ def test_runs_without_a_design_are_arms_by_their_differences(experiment: Path) -
     assert {run.block for run in loose} == set(design("reward: shaped,sparse", blocks=2, root=1).seeds)
     whole = {run.arm for run in find_runs([experiment / "shaped"])}
     assert whole == {"shaped"}  # only seeds differ: the folder names the arm
+
+
+def test_a_folder_without_runs_is_told_beside_others(on_disk: Any, tmp_path: Path) -> None:
+    on_disk("x", reward="shaped", seed=1)
+    (tmp_path / "policy").mkdir()
+    with pytest.warns(UserNotice, match="policy holds no run that has saved anything, and is left out"):
+        assert len(find_runs([tmp_path / "x", tmp_path / "policy"])) == 1

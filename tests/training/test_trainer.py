@@ -12,6 +12,7 @@ import torch
 from esper.agent.ppo.ppo import PPO
 from esper.agent.scripted.base import Random, RandomConfig
 from esper.cli.overrides import check
+from esper.config import ConfigError
 from esper.env.actions import ActionError
 from esper.measure.seed_log import seed_stats
 from esper.task.instances import Split
@@ -150,3 +151,10 @@ def test_a_wrong_decision_is_refused(agent, sentence):
         env.reset(options={"episode": 0})
         with pytest.raises(ActionError, match=sentence):
             play(env, agent(RandomConfig(), env.layout))
+
+
+def test_an_agent_that_returns_no_metrics_is_told(tmp_path, monkeypatch):
+    trainer = Trainer(config("updates=1"), tmp_path)
+    monkeypatch.setattr(trainer.learner, "learn", lambda progress: None)
+    with pytest.raises(ConfigError, match=r"^PPO.learn\(\) returns a NoneType: return a dictionary of metrics, {} for none$"):
+        trainer.run()
