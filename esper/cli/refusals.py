@@ -7,7 +7,7 @@ from pathlib import Path
 from esper.config import Config, ConfigError
 from esper.sweeps import SWEEPS
 from esper.training.config_io import from_plain, other_settings
-from esper.training.resume import load_newest
+from esper.training.resume import load_newest, several_runs
 from esper.training.run_folder import CHECKPOINTS
 
 OF_SINGLE_RUNS = ("hydra.run.dir=",)
@@ -58,6 +58,8 @@ def refuse_another_kind(folder: Path, overrides: Sequence[str], *, many: bool) -
     if many and (folder / CHECKPOINTS).exists():
         found, key = "a run", "hydra.sweep.dir"
     elif not many and (planned or (folder / "multirun.yaml").exists()):
+        if resumed := next((one for one in overrides if one.startswith("resume=")), ""):
+            raise ConfigError(f"{resumed} names no run: {several_runs(folder)}")
         found, key = "a sweep", "hydra.run.dir"
     elif many and not sweep and planned:
         found, key = f"an experiment ({planned})", "hydra.sweep.dir"

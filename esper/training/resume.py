@@ -109,13 +109,18 @@ def no_checkpoint(folder: str | Path) -> str:
     if Path(folder, ".hydra").is_dir():
         return f"{folder} holds a run that ended before it saved anything: start it again"
     if Path(folder, "multirun.yaml").exists():
-        runs = sorted(path.parent for path in Path(folder).glob(f"*/{CHECKPOINTS}"))
-        such = f", such as {runs[0]}" if runs else ""
-        return (
-            f"{folder} holds several runs: name one of them{such}; to continue all, repeat the command of the sweep with "
-            f"{shlex.quote(f'hydra.sweep.dir={folder}')}"
-        )
+        return several_runs(folder)
     return f"{folder} holds no checkpoint: name the folder that esper.train printed"
+
+
+def several_runs(folder: str | Path) -> str:
+    """Return why the folder of a sweep cannot be used as that of a run, with the remedy."""
+    runs = sorted(path.parent for depth in ("*", "*/*") for path in Path(folder).glob(f"{depth}/{CHECKPOINTS}"))
+    such = f", such as {runs[0]}" if runs else ""
+    return (
+        f"{folder} holds several runs: name one of them{such}; to continue all, repeat the command of the sweep with "
+        f"{shlex.quote(f'hydra.sweep.dir={folder}')}"
+    )
 
 
 def check_data(state: Mapping[str, Any], found: Mapping[str, object]) -> None:

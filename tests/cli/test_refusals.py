@@ -72,6 +72,11 @@ def test_a_command_with_a_misplaced_key_is_refused(ask, words: list[str], senten
         ("tuning.json", ["hydra.run.dir=out"], "esper: out holds a sweep: choose another hydra.run.dir"),
         (
             "design.json",
+            ["resume=out"],
+            "esper: resume=out names no run: out holds several runs: name one of them; to continue all",
+        ),
+        (
+            "design.json",
             ["-m", "seed=1,2", "hydra.sweep.dir=out"],
             r"esper: out holds an experiment \(design.json\): choose a",
         ),
