@@ -135,7 +135,7 @@ class WorkersConfig(ClusterConfig):
     is_remote: ClassVar[bool] = True
 
     workers: int = 2
-    """Number of workers, at least 1; each trains an equal share of the hosts. Higher: faster with as many cores or GPUs."""
+    """Number of workers, at least 1; each trains about an equal share of the hosts. Higher: faster with as many cores or GPUs."""
     cpus: int = 1
     """Cores of each worker, at least 1."""
     replacements: int = 3

@@ -139,7 +139,7 @@ def mistakes(data: Data, layout: Layout, *, numbers: bool = False) -> list[str]:
             found.append(few_samples(part, y, numbers=numbers))
         elif not numbers and layout is Layout.IMAGES and len(set(ends(y))) == 1:
             found.append(
-                f"{part}_y has class {int(y[0])} only: accuracy on it shows nothing of the other classes, so shuffle first"
+                f"{part}_y has class {int(y[0])} only: accuracy on it shows nothing of the others, so shuffle before splitting"
             )
     if layout is not Layout.IMAGES:
         return found

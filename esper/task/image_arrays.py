@@ -229,7 +229,7 @@ def _data(sets: Mapping[str, Images], split: Sequence[str], where: str) -> Data:
         found = np.searchsorted(kinds, np.concatenate([sets[part].y for part in split]))
         check_classes(np.bincount(found).tolist(), kinds.tolist(), split, where, "images")
     if len(missing := np.setdiff1d(kinds, sets["train"].y)):
-        raise without_training(missing.tolist(), where, "image")
+        raise without_training(missing.tolist()[0], where, "image")
     packed = sets["train"].x.dtype == np.uint8
     if other := [part for part, images in sets.items() if (images.x.dtype == np.uint8) != packed]:
         kinds_of = ["bytes" if one else "other numbers" for one in (packed, not packed)]

@@ -76,7 +76,7 @@ class ImageFolderConfig(AugmentedConfig):
         for name in held_out:
             sets[name], sets["train"] = sets["train"][:tenth], sets["train"][tenth:]
         if missing := set(range(len(classes))) - {kind for _, kind in sets["train"]}:
-            raise without_training([classes[min(missing)]], f"task.folder={self.folder}", "image")
+            raise without_training(classes[min(missing)], f"task.folder={self.folder}", "image")
         parts: dict[str, Any] = {}
         for name, files in sets.items():
             images = _images([path for path, _ in files], self.size)

@@ -48,14 +48,14 @@ def check_classes(counts: Sequence[int], names: Sequence[object], sets: Sequence
     if few := [name for name, count in zip(names, counts, strict=True) if count < len(sets)]:
         raise TaskError(
             f"{where} has fewer than {len(sets)} {samples} of class {few[0]!r}, too few for "
-            f"{' and '.join(USES[one] for one in sets)}: add {samples} of this class, or remove it"
+            f"{', '.join(USES[one] for one in sets[:-1])} and {USES[sets[-1]]}: add {samples} of this class, or remove it"
         )
 
 
-def without_training(names: Sequence[object], where: str, sample: str) -> TaskError:
-    """Return the error of a split that leaves no training sample of the first of these classes."""
+def without_training(name: object, where: str, sample: str) -> TaskError:
+    """Return the error of a random split that leaves no training sample of a class."""
     return TaskError(
-        f"{where} has no training {sample} of class {names[0]!r} in this split: add some, remove the class, or set "
+        f"{where} has no training {sample} of class {name!r} in this split: add some, remove the class, or set "
         "task.split_seed to another number"
     )
 
@@ -79,7 +79,9 @@ def warn_of_columns(values: Floats, train: npt.NDArray[np.int64], names: Sequenc
     their values are not scaled."""
     if counts := [name for name, steps in zip(names, np.diff(values, axis=0).T, strict=True) if (steps == 1).all()]:
         warnings.warn(
-            f"{where}: {', '.join(counts)} counts the rows: leave it out, unless it is a measurement", UserNotice, stacklevel=2
+            f"{where}: counts the rows: {', '.join(counts)}: leave such a column out, unless it is a measurement",
+            UserNotice,
+            stacklevel=2,
         )
     told = _constant(values[train])[0] & ~_constant(values)[0]
     if found := [name for name, one in zip(names, told, strict=True) if one]:

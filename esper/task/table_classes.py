@@ -51,7 +51,7 @@ class TableClassesConfig(ImagesConfig):
         check_classes(np.bincount(number_n).tolist(), names, list(USES), where, "rows")
         parts = split_rows(len(number_n), stream(self.split_seed, "table_split"), f"task.file={self.file}")
         if missing := [name for rank, name in enumerate(names) if rank not in number_n[parts["train"]]]:
-            raise without_training(missing, where, "row")
+            raise without_training(missing[0], where, "row")
         if marks := [name for name in names if name.lower() in MISSING]:
             warnings.warn(
                 f"{where} has the class {marks[0]!r}: if it marks missing values, remove these rows", UserNotice, stacklevel=2

@@ -17,8 +17,8 @@ from esper.task.regression import RegressionConfig, split_table
 
 SEPARATORS = ";\t"
 """Separators that are read if the first line has no comma."""
-THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")
-"""Numbers whose commas may separate thousands."""
+THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")
+"""Numbers whose comma may separate thousands."""
 MISSING = ("na", "n/a", "#n/a", "<na>", "nan", "null", "?")
 """Marks of missing values, in lower case."""
 ARCHIVES = (".gz", ".zip", ".bz2", ".xz")

@@ -90,9 +90,8 @@ def only_writer(folder: Path) -> Generator[None]:
     with disk(f"write into {folder}"):
         new = not folder.exists() or (folder in _new.values() and not any(folder.iterdir()))
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(
-            folder.resolve() / LOCK, is_singleton=True, thread_local=False
-        )  # of one name, which singletons are kept by
+        # filelock before 3.30 keeps singletons by their path as it is given: of two paths, the second would wait for the first.
+        lock = FileLock(folder.resolve() / LOCK, is_singleton=True, thread_local=False)
         try:
             lock.acquire(timeout=0)
         except Timeout as error:

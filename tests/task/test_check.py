@@ -185,7 +185,7 @@ def moved_channels(data: Data) -> Data:
             lambda data: replace(data, valid_x=data.valid_x[:2], valid_y=data.valid_y[:2]),
             "valid_x has 2 samples: accuracy on it moves in steps of 50 pp, so use more",
         ),
-        (with_entry("valid_y", lambda y: y * 0 + 1), "valid_y has class 1 only: accuracy on it shows nothing of the other"),
+        (with_entry("valid_y", lambda y: y * 0 + 1), "valid_y has class 1 only: accuracy on it shows nothing of the others, so"),
         (with_entry("num_classes", lambda count: 4), "num_classes is 4, and the highest class of train_y is 2"),
         (
             with_entry("test_x", lambda x: 20 * x),

@@ -239,7 +239,7 @@ def rare(top):
         (flat, r"test has no folders of classes: put the images of each class into a subfolder, or move test out of"),
         (
             rare,
-            r"has fewer than 3 images of class 'owl', too few for training and validation and testing: add images",
+            r"has fewer than 3 images of class 'owl', too few for training, validation and testing: add images",
         ),
         (break_image, r"3\.png is damaged \(.+\): replace or remove it"),
         (drop_class, r"dog has no image \(\.jpg, .*\): remove it, or add images"),

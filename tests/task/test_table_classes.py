@@ -120,7 +120,7 @@ def test_a_quote_that_nobody_closes_is_named_with_its_line(tmp_path):
         ),
         ([(row, "?", "ab"[row % 2]) for row in range(20)], {}, r"has no value in column 'rooms' \(\?\): fill it in, or remove"),
         ([(row, 1, "ab"[row % 2]) for row in range(6)], {}, "has 6 rows, and a division into three sets needs at least 8"),
-        ([*ROWS, (1, 2, "rare")], {}, "has fewer than 3 rows of class 'rare', too few for training and validation and testing"),
+        ([*ROWS, (1, 2, "rare")], {}, "has fewer than 3 rows of class 'rare', too few for training, validation and testing"),
         ([*ROWS, (1, 2, " ")], {}, "line 62 of .* has no value in column 'sold'"),
         (ROWS, {"target": "price"}, "has no column 'price': set task.target to one of size, rooms, sold"),
     ],
@@ -150,7 +150,7 @@ def test_decimal_commas_of_features_are_read_and_classes_stay(tmp_path):
 
 def test_a_column_that_counts_the_rows_warns(tmp_path):
     rows = [(row + 7, row * row, "ab"[row % 2]) for row in range(30)]
-    with pytest.warns(UserNotice, match=r"t.csv: size counts the rows: leave it out, unless it is a measurement"):
+    with pytest.warns(UserNotice, match=r"t.csv: counts the rows: size: leave such a column out, unless it is a measurement"):
         csv(tmp_path, rows).load(0)
 
 
