@@ -6,7 +6,8 @@ most probable actions; its scores are stored in the folder of its run, where lat
 writes report.html and its numbers (JSON, CSV, LaTeX) into the first folder.
 
 Append overrides of esper.train, such as task=mnist5k, to evaluate all policies on another task or with other settings. The names
-of the files then contain these overrides. They also contain the outcome, if it is not the planned one.
+of the files then contain these overrides. They also contain the outcome, if it is not the planned one. --config-dir FOLDER adds
+options of your own; without it, an experiment has those of its last start.
 """
 
 import shlex
@@ -21,10 +22,12 @@ if __name__ == "__main__":
 
 from rich.console import Console
 
-from esper.cli.command import in_one_sentence, load_parts, load_recorded, warn_plainly
+from esper.cli.command import evaluating, load_recorded
 from esper.cli.keyvalue import help_of, read_overrides, show_help, split_folders
+from esper.cli.search_path import options_in, own_options
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import ConfigError
+from esper.lab.design import config_dir_of
 from esper.lab.looks import agreed, planned, record_look
 from esper.lab.outcomes import OUTCOMES, CompareConfig
 from esper.plugins import split_plugins
@@ -76,9 +79,8 @@ def main(arguments: list[str]) -> None:
     if any(argument in ("-h", "--help") for argument in arguments):
         show_help(help_text())
         return
-    warn_plainly()
-    with in_one_sentence():
-        folders, config, overrides = parse(load_parts(arguments))
+    with evaluating(arguments) as given:
+        folders, config, overrides = parse(given)
         rehearsal.end(shows=True)
         try:
             from esper.lab.comparison import compare
@@ -100,7 +102,8 @@ def main(arguments: list[str]) -> None:
             said.extend(lines.splitlines())
             print(lines, flush=True)
 
-        found = compare(folders, config, overrides=overrides, log=log)
+        with options_in(own_options() or config_dir_of(folders)):
+            found = compare(folders, config, overrides=overrides, log=log)
         look = {"config": asdict(config), "overrides": found.overrides, "sentences": found.sentences()}
         try:
             record_look(folders, found.runs, look)

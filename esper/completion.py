@@ -39,12 +39,13 @@ from esper.plugins import load_plugins
 from esper.report import ReportConfig
 from esper.sweeps import SWEEPS
 
-FLAGS = {"train": ("--help", "-m", "--cfg", "--config-dir")} | dict.fromkeys(
-    ("evaluate", "compare", "report", "export"), ("--help",)
-)
-
 EVALUATING = ("evaluate", "compare", "export")
 """Commands that take overrides of a run."""
+FLAGS = {
+    "train": ("--help", "-m", "--cfg", "--config-dir"),
+    **dict.fromkeys(EVALUATING, ("--help", "--config-dir")),
+    "report": ("--help",),
+}
 
 # Reads a table of "SCOPE WORD" lines and the words typed so far, the last of which is completed. A word counts if its scope is
 # the command or a chosen option. It is completed up to the next dot or equals sign, so that hundreds of keys are shown by level.

@@ -5,7 +5,7 @@ that of the committed network, host and fossils, on the test split of the data, 
 
 Append overrides of esper.train to evaluate the policy on another task or with other settings: task=mnist5k slots=every_block
 steps=40. A chosen group starts from its defaults, everything else stays as in training, and the title of the table marks it as a
-transfer.
+transfer. --config-dir FOLDER adds options of your own, as in esper.train.
 """
 
 import shlex
@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from esper.agent.best_of_random import Times
-from esper.cli.command import in_one_sentence, load_parts, warn_plainly
+from esper.cli.command import evaluating
 from esper.cli.keyvalue import help_of, read_overrides, show_help
 from esper.cli.overrides import config_of
 from esper.cli.transfer import TRANSFERABLE, check_transferable, is_run_override
@@ -152,13 +152,11 @@ def main(arguments: list[str]) -> None:
     if any(argument in ("-h", "--help") for argument in arguments):
         show_help(help_of(__doc__, EvaluateConfig(checkpoint="FOLDER")))
         return
-    warn_plainly()
-    with in_one_sentence():
-        typed, arguments = arguments, load_parts(arguments)
-        asked = parse([argument for argument in arguments if not is_run_override(argument)])
+    with evaluating(arguments) as given:
+        asked = parse([argument for argument in given if not is_run_override(argument)])
         if may_hold_checkpoint(asked.checkpoint):
             rehearsal.end(shows=True)
-        overrides = [argument for argument in arguments if is_run_override(argument)]
+        overrides = [argument for argument in given if is_run_override(argument)]
         check_transferable(overrides)  # errors come before any line about progress
         check_writable(run_of(find_checkpoint(asked.checkpoint, "checkpoint")))
         with heard_by(StatusLine(sys.stderr)):
@@ -173,7 +171,7 @@ def main(arguments: list[str]) -> None:
         try:
             report = _evaluate(evaluation, asked, settings)
         except KeyboardInterrupt:
-            command = f"python -m esper.evaluate {shlex.join(typed)}"
+            command = f"python -m esper.evaluate {shlex.join(arguments)}"
             print(f"esper: interrupted; {_results(evaluation.journal.kept)}; resume with: {command}", file=sys.stderr)
             sys.exit(130)
         score = evaluation.config.task.build_objective().score

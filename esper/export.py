@@ -3,7 +3,8 @@
 The controller grows held-out hosts once more, as in esper.evaluate. The network of one of them, the host with the seeds that it
 kept, is written to FOLDER/export/. The files need no Esper. They are read again, and their outputs compared with the network's.
 
-Append overrides of esper.train as for esper.evaluate, such as devices=[cpu] for a run of another machine.
+Append overrides of esper.train as for esper.evaluate, such as devices=[cpu] for a run of another machine. --config-dir FOLDER
+adds options of your own.
 """
 
 import sys
@@ -14,7 +15,7 @@ from esper.cli import rehearsal
 if __name__ == "__main__":
     rehearsal.rehearse(sys.argv[1:])
 
-from esper.cli.command import in_one_sentence, load_parts, warn_plainly
+from esper.cli.command import evaluating
 from esper.cli.keyvalue import help_of, read_overrides, show_help
 from esper.cli.transfer import TRANSFERABLE, check_transferable, is_run_override, slug
 from esper.config import ConfigError, standalone_agents, unknown_controller
@@ -73,11 +74,9 @@ def main(arguments: list[str]) -> None:
     if any(argument in ("-h", "--help") for argument in arguments):
         show_help(help_of(__doc__, ExportConfig(checkpoint="FOLDER")))
         return
-    warn_plainly()
-    with in_one_sentence():
-        arguments = load_parts(arguments)
-        overrides = [one for one in arguments if is_run_override(one) and not one.startswith("host=")]  # host is a key here
-        keys = [argument for argument in arguments if argument not in overrides]
+    with evaluating(arguments) as given:
+        overrides = [one for one in given if is_run_override(one) and not one.startswith("host=")]  # host is a key here
+        keys = [argument for argument in given if argument not in overrides]
         asked = read_overrides(ExportConfig, keys, also=TRANSFERABLE)
         if may_hold_checkpoint(asked.checkpoint):
             rehearsal.end(shows=True)

@@ -22,11 +22,12 @@ from esper.cli import failures, flags, rehearsal
 from esper.cli.failures import end, end_if_failed, go_on
 from esper.cli.help import help_text
 from esper.cli.keyvalue import show_help
-from esper.cli.overrides import hydra_at_conf, plan_run, plan_sweep
+from esper.cli.overrides import plan_run, plan_sweep
 from esper.cli.place import COMMAND, begin_sweep
 from esper.cli.quoting import quoted, unquoted
 from esper.cli.readiness import ready
 from esper.cli.refusals import check_sweep, refuse_another_kind, refuse_another_sweep, sweep_keys
+from esper.cli.search_path import hydra_at_conf, options_in
 from esper.config import ALIASES, GROUPS, MANY, Config, ConfigError
 from esper.env.actions import ActionError
 from esper.files import DiskError, FileError
@@ -230,6 +231,20 @@ def choices_of_run(overrides: Sequence[str]) -> list[str]:
     chosen, named = state["config"]["choices"], {ALIASES.get(key, key) for key in given}
     groups = dict.fromkeys(group for key in given if "." in key and (group := key.split(".")[0]) in GROUPS and group not in named)
     return [f"{group}=[{','.join(chosen[group])}]" if group in MANY else f"{group}={chosen[group]}" for group in groups]
+
+
+@contextmanager
+def evaluating(arguments: Sequence[str]) -> Generator[list[str]]:
+    """Run a command that takes overrides of runs; see `in_one_sentence`.
+
+    Yields:
+        Its arguments without plugins, which are imported, and without --config-dir, whose options are known meanwhile.
+    """
+    warn_plainly()
+    with in_one_sentence():
+        config_dir, others = flags.split_config_dir(arguments)
+        with options_in(config_dir):
+            yield load_parts(others)
 
 
 def run(main: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""Flags of esper.train. They are Hydra's; whatever Hydra would answer with a traceback is refused here."""
+"""Flags of the commands. Those of esper.train are Hydra's; whatever Hydra would answer with a traceback is refused here."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -16,6 +16,29 @@ def _refuse(message: str) -> NoReturn:
     _, unknown, flag = message.partition("unrecognized arguments: --")
     hint = f": keys are written without dashes, as in {flag.split()[0].partition('=')[0]}=VALUE" if unknown and flag else ""
     raise ConfigError(f"{message}{hint}; see --help")
+
+
+def _check_config_dir(folder: str) -> None:
+    if not (folder and Path(folder).is_dir()):
+        raise ConfigError(f"--config-dir {folder} is not a folder: name one with your own options, such as experiment/")
+
+
+def split_config_dir(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the folder of --config-dir, None without this flag, and the other arguments of a command that takes no other flag
+    of Hydra's.
+
+    Raises:
+        ConfigError: it is not a folder.
+    """
+    folder, others, words = None, list[str](), iter(arguments)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag in ("--config-dir", "-cd"):
+            folder = value if equals else next(words, "")
+            _check_config_dir(folder)
+        else:
+            others.append(word)
+    return folder, others
 
 
 def _folders(args: Namespace) -> list[Path]:
@@ -52,8 +75,8 @@ def parse(arguments: Sequence[str]) -> Namespace:
     ):
         found = sorted({path.stem for folder in _folders(args) for path in folder.glob("*.yaml")})
         raise ConfigError(f"--config-name {args.config_name} is not a config: choose from {', '.join(found)}")
-    if args.config_dir is not None and not (args.config_dir and Path(args.config_dir).is_dir()):
-        raise ConfigError(f"--config-dir {args.config_dir} is not a folder: name one with your own options, such as experiment/")
+    if args.config_dir is not None:
+        _check_config_dir(args.config_dir)
     flags = {"--run": args.run, "--cfg": args.cfg, "--multirun": args.multirun, "--info": args.info}
     chosen = [flag for flag, given in {**flags, "--shell-completion": args.shell_completion}.items() if given]
     if len(chosen) > 1:

@@ -9,15 +9,15 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
@@ -35,7 +35,8 @@ from yaml import YAMLError
 
 from esper.cli.keys import ROOT_KEYS, check_choice, check_key, preset_error, value_kind
 from esper.cli.quoting import quoted, typed_as
-from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, root_key, typed
+from esper.cli.search_path import hydra_at_conf
+from esper.config import ALIASES, GROUPS, MANY, Config, ConfigError, root_key, typed
 from esper.pool.local import all_cores
 from esper.training.config_io import to_plain
 from esper.training.run_folder import new_folder
@@ -54,26 +55,6 @@ _known = WeakKeyDictionary[ConfigLoader, dict[tuple[str, ...], tuple[DictConfig,
 
 # Errors of Hydra while it composes; none of our code runs then, so these are never bugs of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
-
-
-@contextmanager
-def hydra_at_conf(config_dir: str | None = None) -> Generator[ConfigLoader]:
-    """Initialise Hydra with the YAML folder, without running a command; inside a run, Hydra is ready.
-
-    Args:
-        config_dir: a folder with further options, as in --config-dir.
-    """
-    if GlobalHydra.instance().is_initialized():
-        yield GlobalHydra.instance().config_loader()
-        return
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        loader = GlobalHydra.instance().config_loader()
-        if config_dir is not None:
-            assert isinstance(loader, ConfigLoaderImpl)
-            path = loader.get_search_path()
-            path.prepend("command-line", f"file://{os.path.abspath(config_dir)}", "schema")  # where Hydra puts it in a run
-            loader.repository.initialize_sources(path)
-        yield loader
 
 
 def check(overrides: list[str]) -> Config:

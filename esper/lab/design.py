@@ -380,6 +380,12 @@ def last_start(folder: Path) -> tuple[list[str], list[str]]:
     return [override for override in typed if override.startswith(("hydra/launcher=", "hydra.launcher."))], own_options
 
 
+def config_dir_of(folders: Sequence[Path]) -> str | None:
+    """Return the folder of --config-dir in the last start of the first of these experiments that had one, if it is there."""
+    flags = [last_start(folder)[1] for folder in folders]
+    return next((path for _, path in filter(None, flags) if Path(path).is_dir()), None)
+
+
 def _in_shell(text: str) -> str:
     """Return a text quoted for a shell, on one line."""
     if "\n" not in text:

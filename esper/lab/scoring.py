@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from joblib import Parallel, delayed
 
+from esper.cli.search_path import options_in, own_options
 from esper.cli.transfer import slug, transferred
 from esper.config import Config, ConfigError
 from esper.evaluation.held_out import POLICIES, REPLAY, Evaluation
@@ -111,7 +112,8 @@ def score_all(
             f"scoring {counted(len(new), 'run')}: each policy grows {scoring.hosts} held-out hosts; scores are kept for next time"
         )
     grown, begun = 0, time.monotonic()
-    asked = (delayed(_score)(scoring, run, cores, named_plugins(), index) for index, run in enumerate(runs))
+    parts = _Parts(plugins=named_plugins(), config_dir=own_options())
+    asked = (delayed(_score)(scoring, run, cores, parts, index) for index, run in enumerate(runs))
     found: Any = Parallel(n_jobs=workers, return_as="generator")(asked)
     try:
         for index, (run, (scores, told)) in enumerate(zip(runs, found, strict=True)):
@@ -128,13 +130,20 @@ def score_all(
         ) from error
 
 
-def _score(scoring: Scoring, run: Run, cores: int | None, plugins: Sequence[str], number: int) -> tuple[Scores, list[Told]]:
-    """Score a run. If `cores` is given, this is a new process: it first imports the plugins of the command, takes the GPU of the
+class _Parts(NamedTuple):
+    """What a process needs beside Esper itself, as the command has it."""
+
+    plugins: list[str]
+    config_dir: str | None
+
+
+def _score(scoring: Scoring, run: Run, cores: int | None, parts: _Parts, number: int) -> tuple[Scores, list[Told]]:
+    """Score a run. If `cores` is given, this is a new process: it first takes over the parts of the command, takes the GPU of the
     run's number, and limits itself to these cores; and it leaves its warnings to the command, which shows each once."""
     if cores is None:
         return scoring.scores(run), []
-    with warnings.catch_warnings(record=True) as caught:
-        load_plugins(plugins)
+    with warnings.catch_warnings(record=True) as caught, options_in(parts.config_dir):
+        load_plugins(parts.plugins)
         take_turn(number)
         limit_cores(cores)
         end_with_parent()

@@ -13,8 +13,9 @@ from omegaconf import DictConfig
 
 from esper import config as C
 from esper.cli import command as cli
-from esper.cli.overrides import check, hydra_at_conf
+from esper.cli.overrides import check
 from esper.cli.quoting import typed_as
+from esper.cli.search_path import hydra_at_conf
 from esper.lab.design import AnalysisPlan, command_of, design
 from esper.notices import UserNotice
 from esper.task.data import TaskError

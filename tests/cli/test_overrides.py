@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from esper import config as C
 from esper.cli import overrides as checks
-from esper.cli.overrides import check, hydra_at_conf
+from esper.cli.overrides import check
 from esper.cli.quoting import quoted, unquoted
+from esper.cli.search_path import hydra_at_conf
 from esper.config import ConfigError
 from esper.plugins import register
 from esper.task.digits import DigitsConfig

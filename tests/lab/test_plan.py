@@ -10,7 +10,7 @@ import yaml
 from hydra.types import RunMode
 
 from esper.cli.command import spelled_out
-from esper.cli.overrides import hydra_at_conf
+from esper.cli.search_path import hydra_at_conf
 from esper.config import ConfigError
 from esper.lab.design import AnalysisPlan, Design, command_of, design
 from esper.lab.integrity import _asked, _equal  # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,50 @@
+"""Where Hydra finds the options of a command: in the YAML folder, and in the folder of --config-dir."""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+
+from esper.config import CONF
+
+_own_options: list[str] = []
+"""Folder of --config-dir of a command whose configs are composed one by one."""
+
+
+@contextmanager
+def hydra_at_conf(config_dir: str | None = None) -> Generator[ConfigLoader]:
+    """Initialise Hydra with the YAML folder, without running a command; inside a run, Hydra is ready.
+
+    Args:
+        config_dir: a folder with further options, as in --config-dir; None for that of `options_in`, if there is one.
+    """
+    if GlobalHydra.instance().is_initialized():
+        yield GlobalHydra.instance().config_loader()
+        return
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        loader = GlobalHydra.instance().config_loader()
+        for folder in [config_dir] if config_dir is not None else _own_options:
+            assert isinstance(loader, ConfigLoaderImpl)
+            path = loader.get_search_path()
+            path.prepend("command-line", f"file://{os.path.abspath(folder)}", "schema")  # where Hydra puts it in a run
+            loader.repository.initialize_sources(path)
+        yield loader
+
+
+@contextmanager
+def options_in(config_dir: str | None) -> Generator[None]:
+    """Let all configs that are composed in this context know the options in a folder, as in --config-dir; None: no others."""
+    before, _own_options[:] = [*_own_options], [config_dir] if config_dir is not None else []
+    try:
+        yield
+    finally:
+        _own_options[:] = before
+
+
+def own_options() -> str | None:
+    """Return the folder of `options_in`, for other processes; None if there is none."""
+    return _own_options[0] if _own_options else None
