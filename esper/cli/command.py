@@ -26,7 +26,7 @@ from esper.cli.overrides import plan_run, plan_sweep
 from esper.cli.place import COMMAND, begin_sweep
 from esper.cli.quoting import quoted, unquoted
 from esper.cli.readiness import ready
-from esper.cli.refusals import check_sweep, refuse_another_kind, refuse_another_sweep, sweep_keys
+from esper.cli.refusals import check_sweep, refuse_another_kind, refuse_another_length, refuse_another_sweep, sweep_keys
 from esper.cli.search_path import hydra_at_conf, options_in
 from esper.config import ALIASES, GROUPS, MANY, Config, ConfigError
 from esper.env.actions import ActionError
@@ -325,6 +325,8 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
             if Path(config.resume) != folder:
                 raise ConfigError(f"a run is resumed in its own folder: leave out hydra.run.dir={folder}")
             config = continued(config, [override for override in overrides if not override.startswith("hydra.")])
+        if not many:
+            refuse_another_length(folder, config.updates)
         key = [
             getattr(config, name)
             for name in ("resume", "env", "task", "host", "devices", "cluster", "hosts", "slots", "blueprint", "agent")

@@ -1,5 +1,6 @@
 """Refusals of whole commands: keys of another kind of command, and folders that hold something else."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -66,6 +67,18 @@ def refuse_another_kind(folder: Path, overrides: Sequence[str], *, many: bool) -
     else:
         return
     raise ConfigError(f"{folder} holds {found}: choose another {key}")
+
+
+def refuse_another_length(folder: Path, updates: int) -> None:
+    """Raise ConfigError if a run of an experiment, or of a tuning, would get another number of updates than its other runs."""
+    whole = next((place for place in folder.absolute().parents[:2] if any((place / name).exists() for name in PLANS)), None)
+    state = load_newest(folder) if whole else None
+    if whole and state and (planned := state["config"]["values"]["updates"]) != updates:
+        shown = whole if folder.is_absolute() else os.path.relpath(whole)
+        raise ConfigError(
+            f"updates={updates} would make {folder} unlike the other runs of {shown}, which could then no longer be compared: "
+            f"leave it at updates={planned}, or copy the folder to another place and resume the copy"
+        )
 
 
 def refuse_another_sweep(folder: Path, configs: Sequence[Config]) -> None:

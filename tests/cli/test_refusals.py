@@ -12,6 +12,7 @@ from esper.cli import command as cli
 from esper.cli.overrides import check, check_over
 from esper.cli.quoting import typed_as
 from esper.config import ConfigError
+from esper.training.trainer import Trainer
 from tests.cli.test_command import ask  # noqa: F401  (a fixture)
 
 ARMS = "arms=reward: shaped,sparse"
@@ -90,6 +91,23 @@ def test_a_folder_holds_one_thing(ask, tmp_path: Path, there: str, words: list[s
     code, err, reached = ask(*words)
     assert (code, reached) == ((2, False) if sentence else (0, True)), err
     assert re.match(sentence, err), err
+
+
+@pytest.mark.parametrize("plan", ["design.json", "tuning.json"])
+def test_a_run_of_an_experiment_keeps_its_length(ask, tmp_path: Path, plan: str) -> None:  # noqa: F811
+    overrides = ["hosts=2", "steps=6", "updates=1", "env=sandbox", "telemetry=quiet", "agent=random"]
+    cell = tmp_path / "mine" / "shaped" / "block-00"
+    Trainer(check(overrides), cell).run()
+    (tmp_path / "mine" / plan).write_text("{}")
+    for where, words in (("mine", [f"resume={cell.relative_to(tmp_path)}"]), (str(tmp_path / "mine"), [f"resume={cell}"])):
+        assert ask(*words, "updates=1") == (0, "", True)
+        code, err, reached = ask(*words, "updates=2")
+        assert (code, reached) == (2, False)
+        assert re.search(f"updates=2 would make .* unlike the other runs of {where}, .*: leave it at updates=1, or copy", err)
+    assert ask(*overrides[:2], "updates=2", *overrides[3:], f"hydra.run.dir={cell}")[0] == 2
+    elsewhere = tmp_path / "copy"
+    cell.rename(elsewhere)
+    assert ask(f"resume={elsewhere}", "updates=2") == (0, "", True)
 
 
 @pytest.mark.parametrize(
