@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> None:
             notice()
         run, about = run_of(grown.checkpoint), grown.about
         name = f"update_{about['updates']:06d}_host_{asked.host}_of_{asked.hosts}_episode_{asked.episode}_{asked.controller}"
-        folder = run / EXPORT / "_".join(filter(None, [name, slug(overrides)]))
+        folder = run / EXPORT / "_".join(filter(None, [name, slug(about.get("transfer", {}).get("target", ()))]))
         with writing_reports(run):
             worst = write(grown.network, grown.samples, folder, asked.format, about)
         seeds = ", ".join(f"{seed['blueprint']} in {seed['slot']}" for seed in about["seeds"]) or "no seeds"

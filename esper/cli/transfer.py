@@ -5,7 +5,7 @@ Everything else stays as in training, such as rent, gates and blueprints.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from hashlib import sha256
@@ -14,7 +14,8 @@ from esper.cli.help import as_typed
 from esper.cli.overrides import check_over
 from esper.cli.readiness import ready
 from esper.config import ALIASES, Config, ConfigError, root_key
-from esper.training.config_io import flat, to_plain
+from esper.task.loading import load_task
+from esper.training.config_io import PLACES, flat, to_plain
 
 TRANSFERABLE = (
     "task",
@@ -92,6 +93,30 @@ def transferred(saved: Config, overrides: list[str]) -> Config:
     config = fitted(saved, overrides)
     ready(config, trains=False)
     return config
+
+
+def relocated(saved: Config, overrides: Sequence[str], fingerprint: object) -> tuple[Config, list[str]]:
+    """Return the config of a run whose data has moved, and the overrides that change something.
+
+    The path of a run's data, such as task.file, may be given anew. If the same data lies there, it is no change of the run;
+    other data makes a transfer, so that nothing is done here.
+
+    Args:
+        saved: the config of the training.
+        overrides: overrides of an evaluation.
+        fingerprint: fingerprint of the data of the training.
+
+    Raises:
+        TaskError: there is no data under the path.
+        ConfigError: an override asks for a change that is not permitted, or does not fit.
+    """
+    paths = [one for one in overrides if one.partition("=")[0] in PLACES]
+    if not paths or any(one.startswith("task=") for one in overrides):
+        return saved, [*overrides]
+    config = fitted(saved, paths)
+    if load_task(config.task, config.host).data.fingerprint() != fingerprint:
+        return saved, [*overrides]
+    return config, [one for one in overrides if one not in paths]
 
 
 def check_transferable(overrides: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ import torch
 from esper.agent.base import Controller
 from esper.agent.scripted.replay import Replay
 from esper.agent.scripted.schedule import ScheduleConfig
-from esper.cli.transfer import changes, transferred
+from esper.cli.transfer import changes, relocated, transferred
 from esper.config import GROUPS, Config, ConfigError, root_key, standalone_agents, unknown_controller
 from esper.env.base import Environment, EpisodeRecord
 from esper.evaluation.journal import Journal
@@ -132,10 +132,12 @@ class Evaluation:
     def load(
         checkpoint: str, *, hosts: int, episode: int = 0, online: bool | None = False, overrides: Sequence[str] = ()
     ) -> "Evaluation":
-        """Build the evaluation of a checkpoint: a file, or the newest one in the folder of a run."""
+        """Build the evaluation of a checkpoint: a file, or the newest one in the folder of a run. A new path of the same data is
+        no transfer."""
         path, state, digest = load_found(checkpoint, "checkpoint")
+        config, overrides = relocated(from_plain(state["config"]), overrides, state["hparams"].get("data"))
         found = Evaluation(
-            from_plain(state["config"]),
+            config,
             state["agent"],
             hosts=hosts,
             episode=episode,

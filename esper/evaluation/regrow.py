@@ -34,7 +34,7 @@ class Regrown:
 
     network: GrownNetwork
     about: dict[str, Any]
-    """Description of the host and its seeds."""
+    """Description of the host and its seeds; of a transfer, also what differs from the training."""
     samples: torch.Tensor
     """Some test samples."""
     checkpoint: Path
@@ -97,7 +97,7 @@ def regrow(
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "test_accuracy": float(outcomes.values["accuracy"][host]),
         **in_and_out(data, samples),
-        **({"transfer": asdict(evaluation.transfer)} if overrides else {}),
+        **({"transfer": asdict(evaluation.transfer)} if evaluation.transfer.target else {}),
     }
     env.close()
     return Regrown(network=network, about=about, samples=samples, checkpoint=evaluation.checkpoint, config=config)

@@ -1,13 +1,15 @@
 """Traces of a policy on held-out hosts, beside never growing on the same hosts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from esper.config import Config
+from esper.config import Config, ConfigError
 from esper.evaluation.held_out import POLICIES, Evaluation
 from esper.telemetry.traces import NEVER, trace_of_evaluation, write_trace
 from esper.text import counted
+from esper.training.config_io import from_plain
 from esper.training.play import play
+from esper.training.resume import load_newest
 from esper.training.trace import Trace
 
 
@@ -26,20 +28,26 @@ def untraced(folder: Path, config: Config, updates: int, hosts: int) -> dict[str
     return {name: path for name, path in paths.items() if not path.exists()}
 
 
-def trace_held_out(folder: Path, hosts: int, log: Callable[[str], None]) -> None:
+def trace_held_out(folder: Path, hosts: int, log: Callable[[str], None], paths: Sequence[str] = ()) -> None:
     """Grow held-out hosts with the newest policy of a run, and write the traces that its page lacks, see `untraced`.
 
     Args:
         folder: folder of the run, with at least one checkpoint.
         hosts: held-out hosts, at least 2.
         log: receives a line before each controller.
+        paths: where the data of the run is now, as overrides, if it has moved.
 
     Raises:
-        ConfigError: the hosts do not fit into memory, or the checkpoint does not fit this version.
+        ConfigError: the hosts do not fit into memory, the checkpoint does not fit this version, or other data is under the paths.
         DiskError: a trace cannot be written.
     """
-    evaluation = Evaluation.load(str(folder), hosts=hosts, online=None)
+    state = load_newest(folder)
+    if state and not untraced(folder, from_plain(state["config"]), state["update"], hosts):
+        return  # it needs no data
+    evaluation = Evaluation.load(str(folder), hosts=hosts, online=None, overrides=paths)
     try:
+        if evaluation.transfer.target:
+            raise ConfigError(f"{' '.join(paths)} is other data than the run was trained on: give the path of the same data")
         for name, path in untraced(folder, evaluation.config, evaluation.updates, hosts).items():
             policy = f"with the policy after {counted(evaluation.updates, 'update')}"
             how = {"policy": policy, "policy_greedy": "with its most probable actions", NEVER: "that never grow"}[name]

@@ -2,7 +2,7 @@
 
 import shlex
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,13 +43,16 @@ def shown_hosts(config: Config) -> int:
     return min(max(config.telemetry.page_hosts or HOSTS, places), max(2, config.hosts))
 
 
-def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], None] = print) -> Contents:
+def write_page(
+    folder: Path, *, hosts: int | None = None, paths: Sequence[str] = (), log: Callable[[str], None] = print
+) -> Contents:
     """Grow held-out hosts with the newest policy of a run, unless that was done before, and write `run.html`; return what
     it shows.
 
     Args:
         folder: folder of the run, which may still be training.
         hosts: held-out hosts; 0 for none, None for those of the page at the end of the run.
+        paths: where the data of the run is now, as overrides such as task.file=FILE, if it has moved.
         log: receives lines about the progress.
 
     Raises:
@@ -66,7 +69,7 @@ def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], N
     hosts = shown_hosts(saved_config(folder)) if hosts is None else hosts
     with writing_reports(folder):
         if hosts:
-            trace_held_out(folder, hosts, log)
+            trace_held_out(folder, hosts, log, paths)
         contents = gather(folder, hosts or None)
         page = _TEMPLATES.get_template("run.html").render(
             c=contents,
@@ -81,19 +84,20 @@ def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], N
     return contents
 
 
-def page_at_the_end(folder: Path, *, lead: str = "") -> None:
+def page_at_the_end(folder: Path, *, lead: str = "", paths: Sequence[str] = ()) -> None:
     """Write the page of a run that has just ended, and print its place; a page that cannot be written is a warning, since the run
     itself is complete. So is a held-out host that cannot be trained, or a lack of memory.
 
     Args:
         folder: folder of the run.
         lead: begins each line, to tell runs apart that share a terminal.
+        paths: as in `write_page`.
     """
     try:
         state = load_newest(folder)
         if state is not None and (line := _announcement(folder, state)):
             print(f"{lead}{line}", flush=True)
-        write_page(folder, log=notice)
+        write_page(folder, paths=paths, log=notice)
         notice()
         print(f"{lead}page: {folder / PAGE}", flush=True)
     except Exception as error:
