@@ -27,7 +27,7 @@ from esper.cli.keyvalue import help_of, read_overrides, show_help, split_folders
 from esper.cli.search_path import options_in, own_options
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import ConfigError
-from esper.lab.design import config_dir_of
+from esper.lab.last_start import config_dir_of
 from esper.lab.looks import agreed, planned, record_look
 from esper.lab.outcomes import OUTCOMES, CompareConfig
 from esper.plugins import split_plugins

@@ -26,7 +26,14 @@ from esper.cli.overrides import plan_run, plan_sweep
 from esper.cli.place import COMMAND, begin_sweep
 from esper.cli.quoting import quoted, unquoted
 from esper.cli.readiness import ready
-from esper.cli.refusals import check_sweep, refuse_another_kind, refuse_another_length, refuse_another_sweep, sweep_keys
+from esper.cli.refusals import (
+    check_sweep,
+    refuse_another_kind,
+    refuse_another_length,
+    refuse_another_sweep,
+    refuse_other_data,
+    sweep_keys,
+)
 from esper.cli.search_path import hydra_at_conf, options_in
 from esper.config import ALIASES, GROUPS, MANY, Config, ConfigError
 from esper.env.actions import ActionError
@@ -334,6 +341,8 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
         if key not in asked:  # a begun sweep may need its teachers no more: each run looks
             ready(config, trains=not (many and any(folder.glob(f"**/{CHECKPOINTS}/*.pt"))), folder=None if many else folder)
             asked.append(key)
+    if many and not show and not _elsewhere(overrides):
+        refuse_other_data(folder, configs)
     if many and configs and not show and not any(override.startswith("sweep=") for override in overrides):
         refuse_another_sweep(folder, configs)
         begin_sweep(len(configs))  # sweeps of experiments and tunings count their own runs

@@ -1,14 +1,17 @@
 """Refusals of whole commands: keys of another kind of command, and folders that hold something else."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from esper.config import Config, ConfigError
 from esper.sweeps import SWEEPS
-from esper.training.config_io import from_plain, other_settings
-from esper.training.resume import load_newest, several_runs
+from esper.task.loading import load_task
+from esper.training.config_io import differences, from_plain, other_settings
+from esper.training.resume import check_data, load_newest, several_runs
 from esper.training.run_folder import CHECKPOINTS
 
 OF_SINGLE_RUNS = ("hydra.run.dir=",)
@@ -79,6 +82,23 @@ def refuse_another_length(folder: Path, updates: int) -> None:
             f"updates={updates} would make {folder} unlike the other runs of {shown}, which could then no longer be compared: "
             f"leave it at updates={planned}, or copy the folder to another place and resume the copy"
         )
+
+
+def refuse_other_data(folder: Path, configs: Sequence[Config]) -> None:
+    """Raise ConfigError if a begun run of a sweep, with one of these configs, was started on other data than there is now."""
+    begun = list[tuple[Path, Mapping[str, Any], Config]]()
+    for place in sorted(path.parent for path in folder.glob(f"**/{CHECKPOINTS}")):
+        with suppress(ConfigError):  # a damaged run is reported when it is its turn
+            if state := load_newest(place):
+                begun.append((place, state, from_plain(state["config"])))
+    for config in (config for config in configs if "task" not in config.env.ignores):
+        same = next(((place, state) for place, state, saved in begun if not differences(saved, config)), None)
+        if same is None:
+            continue
+        try:
+            check_data(same[1], {"data": load_task(config.task, config.host).data.fingerprint()})
+        except ConfigError as error:
+            raise ConfigError(f"{same[0]}: {error}") from error
 
 
 def refuse_another_sweep(folder: Path, configs: Sequence[Config]) -> None:

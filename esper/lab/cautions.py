@@ -10,6 +10,7 @@ from esper.evaluation.per_host import PREFIX, UNBUDGETED
 from esper.lab.outcomes import SEARCHED, STATIC_NET, group_of
 from esper.lab.runs import UNSHARED, Run, records_of
 from esper.lab.scoring import scored_config
+from esper.training.config_io import PLACES
 
 MIN_ENTROPY = 0.01
 """Share of the maximal entropy of the operation below which a policy no longer explores."""
@@ -141,7 +142,9 @@ def _mixed(runs: Sequence[Run]) -> list[str]:
 def _different_data(runs: Sequence[Run], alike: Collection[str]) -> list[str]:
     """Return the ways in which the data of runs of one stratum differ, except in keys and groups that are set alike."""
     found: list[str] = []
-    keys = dict.fromkeys(key for run in runs for key in run.config if group_of(key) in DATA_KEYS and key not in LOSSES)
+    one_data = len({(run.block, run.data) for run in runs}) == len({run.block for run in runs})
+    aside = (*LOSSES, *(PLACES if one_data else ()))  # the same data may have moved
+    keys = dict.fromkeys(key for run in runs for key in run.config if group_of(key) in DATA_KEYS and key not in aside)
     for key in [*(key for key in keys if not {key, group_of(key)} & {*alike}), EPISODES]:
         values = [
             (run.arm, str(run.config.get("hosts", 0) * run.updates if key == EPISODES else run.config.get(key))) for run in runs

@@ -30,7 +30,7 @@ from esper.lab.outcomes import (
     paid_by,
 )
 from esper.lab.power import advice, spread_of
-from esper.lab.runs import Run, criterion_of, find_runs, measures_hosts, refuse_unmeasured, samples_actions
+from esper.lab.runs import Run, criterion_of, find_runs, measures_hosts, refuse_unmeasured, samples_actions, with_moved_data
 from esper.lab.scoring import Scoring, objective_of, read_scores, score_all, scored_config, scored_file, unseen_kinds
 from esper.lab.tables import host_table, seed_table
 from esper.stats.power import PlannedTest
@@ -251,15 +251,16 @@ def compare(
         overrides: evaluation overrides for all policies, such as task=mnist5k, beside those that were planned.
         log: receives a line per scored run.
     """
+    listed, design = listed_runs(folders), planned(folders)
+    alike_by_plan = design.plan.score_overrides if design else []
+    runs = [replace(run, listed=run.folder in listed) for run in find_runs(folders, config.strata)]
+    runs, overrides = with_moved_data(runs, overrides)
     if config.outcome not in TRAINING:
         overrides = scored_with(folders, overrides)
     elif overrides:
         raise ConfigError(
             f"outcome={config.outcome} is measured in training, which {overrides[0]} does not change: choose another outcome"
         )
-    listed, design = listed_runs(folders), planned(folders)
-    alike_by_plan = design.plan.score_overrides if design else []
-    runs = [replace(run, listed=run.folder in listed) for run in find_runs(folders, config.strata)]
     finished = [run for run in runs if run.finished]
     refuse_unlike(finished, config.strata, planned=design is not None, overrides=overrides)
     warnings = [*check_runs(runs, folders), *lost_looks(folders), *anomalies(finished, alike_by_plan)]
@@ -279,13 +280,20 @@ def compare(
     margins = {name: spec.margin for name, spec in OUTCOMES.items()} | ({config.outcome: config.margin} if config.margin else {})
     tables: dict[str, Any] = {name: outcomes[outcomes["outcome"] == name] for name in OUTCOMES}
     deviating = deviations(design, config, overrides)
-    looks = design.plan.looks if design else None
     return Comparison(
         config=config,
         runs=runs,
         outcomes=outcomes,
         results={
-            name: _verdicts(name, rows, config, margin=margins[name], floor=floor, looks=looks, exploratory=bool(deviating))
+            name: _verdicts(
+                name,
+                rows,
+                config,
+                margin=margins[name],
+                floor=floor,
+                looks=design and design.plan.looks,
+                exploratory=bool(deviating),
+            )
             for name, rows in tables.items()
         },
         hosts=host_table(finished, scoring),

@@ -17,62 +17,18 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
-from esper.checkpoint import CheckpointError, Checkpoints, load_run, update_of
-from esper.cli.quoting import quoted, typed_as
+from esper.cli.quoting import typed_as
 from esper.config import ConfigError, root_key
 from esper.files import fingerprint, write_whole
 from esper.lab.arms import AA_CONTROL, NAME, has_control, read_arms, typed_arms
+from esper.lab.cell import Cell, without_paths
+from esper.lab.last_start import LastStart, last_start
 from esper.seeding import stream_seed
-from esper.training.run_folder import CHECKPOINTS
 
 FILE = "design.json"
 """Name of the file in the folder of an experiment."""
 MAX_BLOCKS = 100_000
 """Bound on the number of blocks, so that an absurd one is refused before the runs are listed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
-    """One planned run."""
-
-    arm: str
-    block: int
-    overrides: tuple[str, ...]
-    """Overrides of the run."""
-
-    @property
-    def folder(self) -> str:
-        """Folder of the run, relative to that of the experiment."""
-        return f"{self.arm}/block-{self.block:02d}"
-
-    def pending(self, experiment: Path) -> list[str] | None:
-        """Return the overrides that start or resume the run; None if it is finished.
-
-        Args:
-            experiment: folder of the experiment.
-
-        Raises:
-            ConfigError: all of its checkpoints are damaged.
-        """
-        folder, subdir = experiment / self.folder, f"hydra.sweep.subdir={self.folder}"
-        try:
-            newest = Checkpoints(folder / CHECKPOINTS).latest()
-        except CheckpointError as error:
-            raise ConfigError(
-                f"{folder} cannot be resumed: its checkpoints are damaged; remove it and repeat the command"
-            ) from error
-        if newest is None:
-            return [*self.overrides, subdir]
-        if update_of(newest) >= load_run(newest)["config"]["values"]["updates"]:
-            return None
-        return [
-            *(override for override in self.overrides if override.startswith("sweep=")),
-            f"resume={quoted(str(folder))}",
-            "hydra.output_subdir=null",
-            subdir,
-        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,12 +142,12 @@ class Design:
         )
 
     def check_folder(self, folder: Path) -> None:
-        """Raise ConfigError if a folder holds another experiment."""
+        """Raise ConfigError if a folder holds another experiment; the paths of data may differ, since data may have moved."""
         if not (folder / FILE).exists():
             return
         old = Design.load(folder)
         fixed, before = ({**asdict(one.plan), **asdict(one)} for one in (self, old))
-        if old.digest != self.digest:
+        if old.digest != self.digest and _without_paths(old).digest != _without_paths(self).digest:
             names = [name for name, value in fixed.items() if name not in ("blocks", "plan") and value != before[name]]
             changes = ", ".join(_change(name, before[name], fixed[name]) for name in names)
             raise ConfigError(
@@ -207,15 +163,24 @@ class Design:
         if self.blocks < old.blocks:
             raise ConfigError(f"{folder} has {old.blocks} blocks, more than blocks={self.blocks}: set blocks={old.blocks}")
 
-    def save(self, folder: Path) -> None:
-        """Write the design into the folder of the experiment.
+    def as_begun(self, folder: Path) -> "Design":
+        """Return the experiment with the paths of its data, and thus the digest, that a folder holds; itself in a new folder.
 
         Raises:
             ConfigError: the folder holds another experiment.
         """
         self.check_folder(folder)
+        return replace(Design.load(folder), blocks=self.blocks) if (folder / FILE).exists() else self
+
+    def save(self, folder: Path) -> None:
+        """Write the design into the folder of the experiment; see `as_begun`.
+
+        Raises:
+            ConfigError: the folder holds another experiment.
+        """
+        begun = self.as_begun(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / FILE, json.dumps(asdict(self) | {"sha256": self.digest}, indent=1) + "\n")
+        write_whole(folder / FILE, json.dumps(asdict(begun) | {"sha256": begun.digest}, indent=1) + "\n")
 
     @staticmethod
     def load(folder: Path) -> "Design":
@@ -238,6 +203,11 @@ class Design:
         if found.digest != digest:
             raise ConfigError(f"{path} was edited after the experiment started: restore it, or start a new experiment")
         return found
+
+
+def _without_paths(found: Design) -> Design:
+    arms = {name: without_paths(overrides) for name, overrides in found.arms.items()}
+    return replace(found, arms=arms, common=without_paths(found.common))
 
 
 def _change(name: str, there: Any, here: Any) -> str:
@@ -331,7 +301,7 @@ def refuse_seeds(overrides: Sequence[str]) -> None:
 def command_of(found: Design, folder: Path | None, *, blocks: int | None = None, more: Sequence[str] = ()) -> str:
     """Return the command of an experiment, rebuilt from its design, to be copied into a shell.
 
-    The launcher and --config-dir, which are not part of a design, are those with which `folder` was last started. Looks are left
+    What is not part of a design, such as the launcher, is that of the last start of `folder`, see `LastStart`. Looks are left
     out: a resumed experiment keeps those in its folder, and a new one has a single look at its last block.
 
     Args:
@@ -354,11 +324,13 @@ def command_of(found: Design, folder: Path | None, *, blocks: int | None = None,
     ]
     parts += [shlex.quote(f"baselines=[{','.join(plan.baselines)}]")] if plan.baselines else []
     parts += [shlex.quote(typed_overrides(plan.score_overrides))] if plan.score_overrides else []
+    start = last_start(folder) if folder is not None else LastStart()
+    more = [*more, *(shlex.quote(one) for one in start.paths if one not in found.common)]
     keys = {override.strip("'").partition("=")[0] for override in more}
     parts = [part for part in parts if part.strip("'").partition("=")[0] not in keys]
     if folder is not None:
-        launcher, own_options = last_start(folder)  # a flag stands behind all overrides, or argparse cannot read them
-        more = [*more, *map(shlex.quote, launcher), typed_as("hydra.sweep.dir", folder), *map(shlex.quote, own_options)]
+        more = [*more, *map(shlex.quote, start.launcher), typed_as("hydra.sweep.dir", folder)]
+    more += start.flags  # behind all overrides, or argparse cannot read them
     return f"python -m esper.train -m {' '.join([*parts, *more])}"
 
 
@@ -366,24 +338,6 @@ def typed_overrides(overrides: Sequence[str]) -> str:
     """Return the key `score_overrides` as it is typed."""
     spaced = any(len(one.split()) != 1 for one in overrides)
     return f"score_overrides={json.dumps(list(overrides)) if spaced else ' '.join(overrides)}"
-
-
-def last_start(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the overrides of Hydra's launcher, and --config-dir, of the last start of the experiment in a folder, as Hydra
-    recorded them."""
-    try:
-        hydra = yaml.safe_load((folder / "multirun.yaml").read_text(encoding="utf-8"))["hydra"]
-        typed, sources = hydra["overrides"]["hydra"], hydra.get("runtime", {}).get("config_sources", ())
-        own_options = [word for one in sources if one["provider"] == "command-line" for word in ("--config-dir", one["path"])]
-    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError):  # no record: runs then follow one another
-        return [], []
-    return [override for override in typed if override.startswith(("hydra/launcher=", "hydra.launcher."))], own_options
-
-
-def config_dir_of(folders: Sequence[Path]) -> str | None:
-    """Return the folder of --config-dir in the last start of the first of these experiments that had one, if it is there."""
-    flags = [last_start(folder)[1] for folder in folders]
-    return next((path for _, path in filter(None, flags) if Path(path).is_dir()), None)
 
 
 def _in_shell(text: str) -> str:

@@ -7,15 +7,17 @@ from typing import Any, cast
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from esper.config import ALIASES, ConfigError, root_key
-from esper.lab.design import FILE, Cell, Design
+from esper.lab.cell import Cell
+from esper.lab.design import FILE, Design
 from esper.lab.runs import Run, measures_hosts
 from esper.training import provenance
+from esper.training.config_io import PLACES
 from esper.training.run_folder import CHECKPOINTS
 
 YES, NO = ("true", "yes", "on", "y", "1"), ("false", "no", "off", "n", "0")
 """Spellings of truth values that a config takes."""
-UNCHECKED = ("telemetry", "plugins", "resume")
-"""Root keys in which a run may differ from its plan."""
+UNCHECKED = ("telemetry", "plugins", "resume", *PLACES)
+"""Root keys and keys in which a run may differ from its plan."""
 
 
 def check_runs(runs: Sequence[Run], folders: Sequence[Path]) -> list[str]:
@@ -57,10 +59,12 @@ def refuse_unlike(runs: Sequence[Run], strata: Sequence[str], *, planned: bool, 
 
 
 def _other_data(runs: Sequence[Run]) -> list[str]:
-    """Return a warning for every task whose data changed between its runs."""
+    """Return a warning for every task whose data changed between its runs. Its path may differ between runs of an arm."""
     tasks: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    first: dict[str, dict[str, Any]] = {}
     for run in (run for run in runs if run.data):
         task = {key: value for key, value in run.config.items() if key.split(".")[0] in ("task", "host")}
+        task |= first.setdefault(f"{run.arm} {run.stratum}", {key: task[key] for key in PLACES if key in task})
         tasks.setdefault(repr(task), {})[str(run.folder)] = [(run.data, run.data)]
     return [
         f"runs of one task were trained on different data (fingerprint {shown}): restore the data, and train the others again"
@@ -108,7 +112,7 @@ def _asked(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the values that overrides set, by key; the last one counts."""
     parsed = OverridesParser.create().parse_overrides([one for one in overrides if "${" not in one])
     keys = {str(one.key_or_group): one for one in parsed if not one.is_delete()}
-    return {ALIASES.get(key, key): one.value() for key, one in keys.items() if root_key(key) not in UNCHECKED}
+    return {ALIASES.get(key, key): one.value() for key, one in keys.items() if not {key, root_key(key)} & {*UNCHECKED}}
 
 
 def _equal(found: Any, asked: Any) -> bool:

@@ -15,6 +15,7 @@ from esper.cli.overrides import config_of
 from esper.cli.transfer import fitted
 from esper.config import GROUPS, Config, ConfigError, did_you_mean, root_key, standalone_agents
 from esper.lab.arms import has_control, split_overrides
+from esper.lab.cell import without_paths
 from esper.lab.design import FILE, AnalysisPlan, Design, command_of, design, typed_overrides
 from esper.lab.looks import as_planned
 from esper.lab.outcomes import OUTCOMES, RETURNS, TRAINING, compared, paid_by, refuse_twice
@@ -30,6 +31,12 @@ def _reordered(overrides: Sequence[str], others: Sequence[str]) -> bool:
     wholes = tuple(f"{key}." for key, value in typed if value.startswith("{"))
     apart = len({key for key, _ in typed}) == len(typed) and not any(key.startswith(wholes) for key, _ in typed)
     return sorted(overrides) == sorted(others) and apart
+
+
+def _in_order_of(overrides: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return the other overrides in the order that their keys have among these, new keys last."""
+    places = {one.partition("=")[0]: place for place, one in enumerate(overrides)}
+    return sorted(others, key=lambda one: places.get(one.partition("=")[0], len(places)))
 
 
 def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
@@ -53,8 +60,8 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
         asked.margin = OUTCOMES[asked.outcome].margin
     if asked.arms is None and begun:
         raise ConfigError(f"{folder} holds an experiment, and no arms are given: resume it with: {command_of(begun, folder)}")
-    if begun and _reordered(common, begun.common):
-        common = begun.common
+    if begun and _reordered(without_paths(common), without_paths(begun.common)):
+        common = _in_order_of(begun.common, common)
     names = ("outcome", "margin", "alpha", "score_hosts", "baselines", "against", "question", "pilot")
     plan = AnalysisPlan(
         **{name: getattr(asked, name) for name in names},

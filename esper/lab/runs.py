@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from esper.checkpoint import Checkpoints, load_run_and_digest, retry_if_removed, update_of
+from esper.cli.transfer import relocated
 from esper.config import GROUPS, ConfigError
 from esper.lab.design import FILE, Design, command_of
 from esper.lab.outcomes import RETURNS, check_measured, group_of
 from esper.notices import UserNotice
 from esper.telemetry.jsonl import CHECK, changed_update, read_records
 from esper.text import counted
-from esper.training.config_io import flat
+from esper.training.config_io import flat, from_plain, to_plain
 from esper.training.run_folder import CHECKPOINTS
 
 UNSHARED = ("seed", "policy_seed", "resume", "telemetry", "checkpoints", "plugins")
@@ -42,6 +43,8 @@ class Run:
     """SHA-256 in its newest checkpoint."""
     data: str = ""
     """Fingerprint of its data, empty if it trains no hosts."""
+    paths: tuple[str, ...] = ()
+    """Where its data is now, as overrides, if it has moved."""
     listed: bool = False
     """True if an earlier comparison found it finished."""
 
@@ -178,6 +181,28 @@ def _read_newest(folder: Path, arm: str, block: int, seed: int) -> Run:
         digest=digest,
         data=str(state["hparams"].get("data", "")),
     )
+
+
+def with_moved_data(runs: Sequence[Run], overrides: Sequence[str]) -> tuple[list[Run], list[str]]:
+    """Return the runs of a comparison with the new paths of their data, and the overrides that change something.
+
+    Args:
+        runs: all runs.
+        overrides: evaluation overrides. The path of data, as in task.file=FILE, is a new path if the data of every run lies
+            there, and else that of other data to evaluate on.
+
+    Raises:
+        TaskError: there is no data under the path.
+        ConfigError: an override does not fit.
+    """
+    moved = {str(run.folder): relocated(from_plain(run.saved), overrides, run.data) for run in runs if run.finished and run.data}
+    rest = [others for _, others in moved.values()]
+    if not rest or any(len(others) == len(overrides) for others in rest):
+        return [*runs], [*overrides]
+    paths = tuple(one for one in overrides if one not in rest[0])
+    plain = {folder: to_plain(config) for folder, (config, _) in moved.items()}
+    there = [(run, plain.get(str(run.folder))) for run in runs]
+    return [replace(run, saved=new, config=flat(new), paths=paths) if new else run for run, new in there], rest[0]
 
 
 def _setting(config: Mapping[str, Any], strata: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from joblib import Parallel, delayed
 
 from esper.cli.search_path import options_in, own_options
-from esper.cli.transfer import slug, transferred
+from esper.cli.transfer import fitted, slug
 from esper.config import Config, ConfigError
 from esper.evaluation.held_out import POLICIES, REPLAY, Evaluation
 from esper.evaluation.outcomes import HELD_OUT, ONLINE
@@ -71,6 +71,11 @@ class Scoring:
     def file(self, run: Run) -> Path:
         """Return the path of the outcomes of a run."""
         return scored_file(run, self.hosts, self.overrides)
+
+    def of(self, run: Run) -> list[str]:
+        """Return the overrides with which a run is evaluated, with the path of moved data unless the task is another one."""
+        paths = () if any(one.startswith("task=") for one in self.overrides) else run.paths
+        return [*paths, *self.overrides]
 
     def key(self, name: str) -> str:
         """Return the name of a controller in a file of scores. It tells the criterion of a choice, so that no other is reused; by
@@ -190,7 +195,7 @@ def scored_config(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
 
 def _config(run: Run, overrides: Sequence[str]) -> Config:
     config = from_plain(run.saved)
-    return transferred(config, list(overrides)) if overrides else config
+    return fitted(config, list(overrides)) if overrides else config
 
 
 def score_baselines(run: Run, scoring: Scoring) -> Scores:
@@ -216,7 +221,7 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     controllers = ["policy", REPLAY] if "static" in missing else []  # a replay needs the topologies of the policy
     searches = [name for name in missing if name.startswith(PREFIX)]
     controllers += [name for name in missing if name not in (*BASELINES, *searches)]
-    evaluation = Evaluation.load(str(run.folder), hosts=scoring.hosts, online=scoring.online, overrides=scoring.overrides)
+    evaluation = Evaluation.load(str(run.folder), hosts=scoring.hosts, online=scoring.online, overrides=scoring.of(run))
     data = str(evaluation.env.hparams().get("data", ""))
     if stored.get("data", data) != data:
         evaluation.env.close()

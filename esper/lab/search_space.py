@@ -9,7 +9,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
 from esper.config import ConfigError
-from esper.lab.design import Cell, draw_seeds, refuse_seeds
+from esper.lab.cell import Cell
+from esper.lab.design import draw_seeds, refuse_seeds
 from esper.sweeps import TuneConfig
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from esper.cli.failures import Failure, end_if_failed, failures
 from esper.cli.overrides import config_of
 from esper.config import Config, ConfigError
 from esper.files import write_whole
-from esper.lab.design import FILE, Cell
+from esper.lab.cell import Cell
+from esper.lab.design import FILE
 from esper.lab.launch import batches
 from esper.lab.search_space import search_space
 from esper.lab.sweep_progress import SweepProgress
@@ -144,7 +145,8 @@ class BlockSweeper(CellSweeper):
             design = experiment(self.config.hydra, arguments)
             self.folder.mkdir(parents=True, exist_ok=True)
             self.save_config()  # with the launcher and --config-dir, which commands in these lines repeat
-            lines = [*announce(design, self.folder), *expected_power(design), scoring_time.before(design)]
+            begun = design.as_begun(self.folder)
+            lines = [*announce(begun, self.folder), *expected_power(begun), scoring_time.before(design)]
             design.save(self.folder)
             print("\n".join(lines), flush=True)
             results = self.run_cells(f"{len(design.arms)} arms x {counted(design.blocks, 'block')}", design.cells)

@@ -22,8 +22,10 @@ from esper.config import ConfigError
 from esper.evaluation.outcomes import ONLINE
 from esper.files import fingerprint, write_whole
 from esper.lab.arms import typed_arms
-from esper.lab.design import Cell, draw_seeds, last_start
+from esper.lab.cell import Cell
+from esper.lab.design import draw_seeds
 from esper.lab.integrity import check_values
+from esper.lab.last_start import last_start
 from esper.lab.outcomes import OUTCOMES, unknown_outcome
 from esper.lab.roots import new_root
 from esper.lab.runs import find_runs
@@ -248,12 +250,12 @@ class Tuning:
         with warnings.catch_warnings(action="ignore"):  # the runs themselves warn
             first = config_of([*self.space.common, f"seed={self.space.seeds[0]}"])
         claims += [] if first.agent.seeded else ["aa_control=false"]
-        launcher, own_options = last_start(self.folder)
-        arguments = ["-m", "sweep=ab", arms, "blocks=12", f"root={new_root(self._identity())}", *claims, *common, *launcher]
+        start, root = last_start(self.folder), f"root={new_root(self._identity())}"
+        arguments = ["-m", "sweep=ab", arms, "blocks=12", root, *claims, *common, *start.launcher]
         return [
             *lines,
             f"the best of {len(ran)} trials is biased upwards; test it on new random seeds: "
-            f"python -m esper.train {shlex.join([*arguments, *own_options])}",
+            f"python -m esper.train {' '.join([shlex.join(arguments), *start.flags])}",
         ]
 
 

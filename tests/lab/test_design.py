@@ -13,7 +13,8 @@ from esper.cli.quoting import typed_as
 from esper.config import ConfigError
 from esper.files import fingerprint
 from esper.lab.arms import AA_CONTROL, typed_arms
-from esper.lab.design import FILE, AnalysisPlan, Cell, Design, command_of, design
+from esper.lab.cell import Cell
+from esper.lab.design import FILE, AnalysisPlan, Design, command_of, design
 from esper.training.run_folder import CHECKPOINTS
 from tests.composed import check_sweep
 

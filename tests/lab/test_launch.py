@@ -19,7 +19,8 @@ from omegaconf import OmegaConf
 from esper.checkpoint import load
 from esper.cli.failures import Failure
 from esper.cli.place import COMMAND
-from esper.lab.design import Cell, design
+from esper.lab.cell import Cell
+from esper.lab.design import design
 from esper.lab.launch import cores_each, end_with_parent, run_context
 from esper.lab.ray_launcher import RayLauncher
 from esper.lab.sweepers import CellSweeper

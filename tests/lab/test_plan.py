@@ -302,7 +302,7 @@ def test_what_was_planned_is_no_deviation() -> None:
         ("blueprint=[norm,conv_light]", "blueprint", ["norm", "conv_light"]),
         ("slots.incubation=none", "slots.incubation", "none"),
         ("policy_seed=null", "policy_seed", None),
-        ("task.root='a, b'", "task.root", "a, b"),
+        ("task.download='a, b'", "task.download", "a, b"),
         ("telemetry.decisions=true", "telemetry.decisions", True),
         ("env.potential=off", "env.potential", False),
         ("env.timetable=Yes", "env.timetable", True),

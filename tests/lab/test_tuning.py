@@ -20,7 +20,8 @@ from esper.compare import main as compare_command
 from esper.config import ConfigError
 from esper.files import fingerprint
 from esper.lab.arms import read_arms
-from esper.lab.design import Cell, draw_seeds
+from esper.lab.cell import Cell
+from esper.lab.design import draw_seeds
 from esper.lab.search_space import BASELINE, search_space
 from esper.lab.sweepers import TuneSweeper
 from esper.lab.tuning import FILE, Trial, Tuning
