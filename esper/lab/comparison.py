@@ -22,7 +22,6 @@ from esper.lab.outcomes import (
     OUTCOMES,
     RETURNS,
     REWARD_KEYS,
-    TRAINING,
     CompareConfig,
     OutcomeSpec,
     compared,
@@ -255,12 +254,7 @@ def compare(
     alike_by_plan = design.plan.score_overrides if design else []
     runs = [replace(run, listed=run.folder in listed) for run in find_runs(folders, config.strata)]
     runs, overrides = with_moved_data(runs, overrides)
-    if config.outcome not in TRAINING:
-        overrides = scored_with(folders, overrides)
-    elif overrides:
-        raise ConfigError(
-            f"outcome={config.outcome} is measured in training, which {overrides[0]} does not change: choose another outcome"
-        )
+    overrides = scored_with(folders, overrides, config.outcome)
     finished = [run for run in runs if run.finished]
     refuse_unlike(finished, config.strata, planned=design is not None, overrides=overrides)
     warnings = [*check_runs(runs, folders), *lost_looks(folders), *anomalies(finished, alike_by_plan)]

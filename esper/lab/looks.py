@@ -11,7 +11,7 @@ from typing import Any
 from esper.config import ConfigError, root_key
 from esper.files import disk
 from esper.lab.design import FILE, AnalysisPlan, Design, brief
-from esper.lab.outcomes import OUTCOMES, CompareConfig
+from esper.lab.outcomes import OUTCOMES, TRAINING, CompareConfig
 from esper.lab.runs import Run
 from esper.training.provenance import versions
 
@@ -50,12 +50,19 @@ def agreed(folders: Sequence[Path]) -> CompareConfig:
     return config
 
 
-def scored_with(folders: Sequence[Path], typed: Sequence[str]) -> list[str]:
-    """Return the evaluation overrides of a comparison: the planned ones, with typed keys replaced, then the other typed ones.
+def scored_with(folders: Sequence[Path], typed: Sequence[str], outcome: str) -> list[str]:
+    """Return the evaluation overrides of a comparison by an outcome: the planned ones, with typed keys replaced, then the other
+    typed ones; none for an outcome of training.
 
     Raises:
-        ConfigError: the plans of several experiments have other ones.
+        ConfigError: the plans of several experiments have other ones, or an outcome of training has typed ones.
     """
+    if outcome in TRAINING:
+        if typed:
+            raise ConfigError(
+                f"outcome={outcome} is measured in training, which {typed[0]} does not change: choose another outcome"
+            )
+        return []
     given = {one.partition("=")[0]: one for one in typed}
 
     def changed(plan: Sequence[str]) -> list[str]:

@@ -128,9 +128,9 @@ def test_typed_overrides_replace_planned_ones_in_their_place(
         design("reward: shaped,sparse", blocks=10, root=7, plan=AnalysisPlan(score_overrides=plan)).save(folder)
     if overrides is None:
         with pytest.raises(ConfigError, match="these experiments planned different score_overrides"):
-            scored_with(folders, typed)
+            scored_with(folders, typed, "accuracy")
         return
-    assert scored_with(folders, typed) == overrides
+    assert scored_with(folders, typed, "accuracy") == overrides
 
 
 @pytest.mark.parametrize(
