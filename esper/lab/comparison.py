@@ -273,21 +273,13 @@ def compare(
     floor = 100.0 * min(one.floor for one in objectives)
     margins = {name: spec.margin for name, spec in OUTCOMES.items()} | ({config.outcome: config.margin} if config.margin else {})
     tables: dict[str, Any] = {name: outcomes[outcomes["outcome"] == name] for name in OUTCOMES}
-    deviating = deviations(design, config, overrides)
+    deviating, looks = deviations(design, config, overrides), design.plan.looks if design else None
     return Comparison(
         config=config,
         runs=runs,
         outcomes=outcomes,
         results={
-            name: _verdicts(
-                name,
-                rows,
-                config,
-                margin=margins[name],
-                floor=floor,
-                looks=design and design.plan.looks,
-                exploratory=bool(deviating),
-            )
+            name: _verdicts(name, rows, config, margin=margins[name], floor=floor, looks=looks, exploratory=bool(deviating))
             for name, rows in tables.items()
         },
         hosts=host_table(finished, scoring),
