@@ -22,7 +22,7 @@ from esper.config import ConfigError
 from esper.evaluation.outcomes import ONLINE
 from esper.files import fingerprint, write_whole
 from esper.lab.arms import typed_arms
-from esper.lab.cell import Cell
+from esper.lab.cell import Cell, is_path, without_paths
 from esper.lab.design import draw_seeds
 from esper.lab.integrity import check_values
 from esper.lab.last_start import last_start
@@ -78,6 +78,7 @@ class Tuning:
         self.space, self.folder, self.outcome = space, folder, OUTCOMES[space.config.outcome]
         self.trials: list[Trial] = []
         self.failed: dict[str, str] = {}
+        self._common = space.common
         path = folder / FILE
         if path.exists():
             self._load(path)
@@ -88,7 +89,7 @@ class Tuning:
         """Return the settings that a resumed tuning must share: all but the number of trials."""
         config = {name: value for name, value in asdict(self.space.config).items() if name != "trials"}
         params = {key: repr(one) for key, one in self.space.params.items()}
-        return {"params": params, "common": self.space.common, **config, "seeds": self.space.seeds}
+        return {"params": params, "common": self._common, **config, "seeds": self.space.seeds}
 
     def _save(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -105,6 +106,8 @@ class Tuning:
             raise ConfigError(f"{path} is damaged, or was edited: remove it, and repeat the command that made it") from error
         if state.get("seeds") == (earlier := draw_seeds(self.space.config.root, self.space.config.blocks)):
             self.space = replace(self.space, seeds=earlier)  # a tuning of an earlier version keeps its blocks
+        if without_paths(state.get("common", ())) == without_paths(self.space.common):
+            self._common = state["common"]  # data may have moved
         if changed := [name for name, value in self._identity().items() if value != state.get(name)]:
             name, there, here = changed[0], state.get(changed[0]), self._identity()[changed[0]]
             if isinstance(there, dict) and isinstance(here, dict):
@@ -203,6 +206,7 @@ class Tuning:
         for cell in self.space.cells({arm: overrides}):
             (run,) = find_runs([self.folder / cell.folder])
             check_values(run, cell.overrides, FILE, "remove it, and repeat the command of the tuning")
+            run = replace(run, paths=tuple(filter(is_path, cell.overrides)))
             scores = score(run, self.space.config.score_hosts, online=self.outcome.name == ONLINE)
             value = scores.get(self.outcome.name, float("nan"))
             if not np.isfinite(value):

@@ -175,3 +175,21 @@ def test_options_of_ones_own_are_found_again(
     assert "all policies were evaluated with host=wide\n" in capsys.readouterr().out
     for words, sentence in ((["--config-dir"], "--config-dir is not a folder"), (["-cd=nowhere"], "nowhere is not a folder")):
         assert sentence in refused(C.main, "m", *words)
+
+
+def test_a_tuning_goes_on_where_its_data_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    monkeypatch.chdir(tmp_path)
+    tune = ["-m", "sweep=tune", "slots.embargo=0,1", "blocks=1", "score_hosts=2", "hydra.sweep.dir=t", *RUN]
+    write(tmp_path / "a.csv", 7)
+    write(tmp_path / "other.csv", 8)
+    assert "trial-000" in trained(monkeypatch, *tune, "task.file=a.csv", "trials=1")
+    (tmp_path / "a.csv").rename(tmp_path / "b.csv")
+    (tmp_path / "t/baseline/block-00/scored_000002_2_hosts.json").unlink()  # as if killed before it was written
+    for file, sentence in (("other.csv", "the run was started on other data"), ("a.csv", "needs a.csv in")):
+        assert sentence in trained(monkeypatch, *tune, f"task.file={file}", "trials=2")
+    assert "trial-001" in trained(monkeypatch, *tune, "task.file=b.csv", "trials=2")
+    state = json.loads((tmp_path / "t/tuning.json").read_text())
+    assert len(state["trials"]) == 2
+    assert "task.file=a.csv" in state["common"]
+    assert "differs in common" in trained(monkeypatch, *tune, "task.file=b.csv", "task.valid_samples=20", "trials=2")
