@@ -357,7 +357,9 @@ def _apply(loader: ConfigLoader, cfg: DictConfig, overrides: list[Override]) -> 
         try:
             ConfigLoaderImpl._apply_overrides_to_config([override], cfg)  # pyright: ignore[reportPrivateUsage]
         except HydraException as error:
-            wrong_type = f"{key} must be {value_kind(cfg, key)}, got {override.get_value_element_as_str()}"
+            wrong_type = (
+                f"{key.removeprefix('hydra.sweeper.')} must be {value_kind(cfg, key)}, got {override.get_value_element_as_str()}"
+            )
             raise ConfigError(wrong_type if error.__cause__ else _one_line(error)) from error
 
 

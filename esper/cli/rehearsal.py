@@ -50,6 +50,11 @@ def rehearse(arguments: Sequence[str]) -> None:
     """Run the command in a fork with placeholders: return there, and here only if the fork has no answer; else exit as it did."""
     global announced, active
     prepare_outputs()
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # from which torch cannot be loaded either
+        print("esper: the current folder was removed: change to another one", file=sys.stderr)
+        sys.exit(2)
     sys.excepthook = _interrupted
     at_once = any(argument.lstrip("+").startswith(READ_AT_ONCE) for argument in arguments)
     if at_once and sys.stderr.isatty() and not any(argument.startswith("-") for argument in arguments):

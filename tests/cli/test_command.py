@@ -121,7 +121,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-m", "sweep=ab", "arms={wait: agent=wait, ppo: agent=ppo}", "baselines=[wait]"], "is already an arm"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=1000000000"], "blocks must be at least 1 and below"),
         (["-m", "sweep=tune", "agent.hidden=16,32", "score_host=8"], "did you mean score_hosts"),
-        (["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=two"], "blocks must be a whole number, got two"),
+        (["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=two"], "esper: blocks must be a whole number, got two"),
         (["-m", "sweep=ab", "arms={a: hosts=2, b: hosts=2}"], "arms a and b have the same overrides"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "agent.hidden=16,32"], "or make arms of them"),
         (["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=0", "seed=1,2"], "n_jobs must be 1 to .*, got 0"),

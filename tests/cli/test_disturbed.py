@@ -69,6 +69,16 @@ def test_a_closed_output_is_one_sentence(tmp_path: Path, lines: int) -> None:
     assert sentence(err) == "esper: the output pipe was closed; what was saved before is intact"
 
 
+def test_a_removed_folder_is_one_sentence(tmp_path: Path) -> None:
+    """PyTorch cannot be loaded from there."""
+    command = ["mkdir", "gone", "&&", "cd", "gone", "&&", "rmdir", "../gone", "&&", sys.executable, "-m", "esper.train"]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        ["sh", "-c", " ".join(command)], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (2, "esper: the current folder was removed: change to another one\n")
+
+
 @pytest.mark.parametrize(
     ("lost", "why"),
     [("", r"esper: cannot (write|save) .*: no such file or directory; restore the folder, or start a new run"),
