@@ -65,6 +65,7 @@ def rehearse(arguments: Sequence[str]) -> None:
     child = os.fork()
     if child == 0:
         active = True
+        _hold_back()
         stand_in()
         sys.excepthook = _unexpected
         return
@@ -80,6 +81,15 @@ def rehearse(arguments: Sequence[str]) -> None:
     if code != GO_ON:
         listen(StatusLine(sys.stdout if announced else sys.stderr))
         notice(LOADING)
+
+
+def _hold_back() -> None:
+    """Keep what the fork prints until it ends, also for a terminal and under PYTHONUNBUFFERED: if it is dropped, the command
+    prints the same once more."""
+    for name in ("stdout", "stderr"):
+        if isinstance(old := getattr(sys, name), TextIOWrapper):
+            new = TextIOWrapper(open(old.fileno(), "wb", closefd=False), old.encoding, old.errors)  # noqa: SIM115
+            setattr(sys, name, new)
 
 
 def close_output() -> None:

@@ -100,8 +100,9 @@ def test_an_interrupt_of_the_process_alone_is_heard_while_it_rehearses(tmp_path:
 
 
 def test_a_checkpoint_is_read_by_the_command_itself(bare: Path) -> None:
-    done = python("-m", "esper.evaluate", "checkpoint=./best", path=bare)
+    done = python("-u", "-m", "esper.evaluate", "checkpoint=./best", "search_by=return", path=bare)
     assert "torch was imported" in done.stderr
+    assert "without effect" not in done.stderr, "warnings of the rehearsal are repeated by the command"
     done = python("-c", "from esper.cli.rehearsal import stand_in\nstand_in()\nimport torch\nisinstance(torch.load('x'), dict)")
     assert "TypeError: a placeholder has no type" in done.stderr
 
