@@ -8,6 +8,7 @@ adds options of your own.
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from esper.cli import rehearsal
@@ -17,7 +18,7 @@ if __name__ == "__main__":
 
 from esper.cli.command import evaluating
 from esper.cli.keyvalue import help_of, read_overrides, show_help
-from esper.cli.transfer import TRANSFERABLE, check_transferable, is_run_override, slug
+from esper.cli.transfer import TRANSFERABLE, check_transferable, is_run_override, relocated, slug
 from esper.config import ConfigError, standalone_agents, unknown_controller
 from esper.evaluation.bundle import export_program, write_bundle
 from esper.evaluation.exported import FORMATS, check_libraries, write
@@ -25,7 +26,7 @@ from esper.evaluation.held_out import POLICIES
 from esper.evaluation.regrow import regrow, unknown_host
 from esper.notices import StatusLine, heard_by, notice
 from esper.ranges import check_ranges
-from esper.training.config_io import from_plain
+from esper.training.config_io import from_plain, to_plain, without_paths
 from esper.training.resume import find_checkpoint, load_found, may_hold_checkpoint, run_of
 from esper.training.run_folder import CHECKPOINTS, EXPORT, check_writable, files_of, writing_reports
 
@@ -82,10 +83,10 @@ def main(arguments: list[str]) -> None:
             rehearsal.end(shows=True)
         with heard_by(StatusLine(sys.stderr)):
             if asked.format == POLICY:
-                if overrides:
-                    raise ConfigError(f"format=policy writes the policy as it was trained: leave {overrides[0]} out")
+                if others := without_paths(overrides):
+                    raise ConfigError(f"format=policy writes the policy as it was trained: leave {others[0]} out")
                 notice("writing the policy")
-                write_policy(asked.checkpoint)
+                write_policy(asked.checkpoint, overrides)
                 return
             check_transferable(overrides)
             check_writable(run_of(find_checkpoint(asked.checkpoint, "checkpoint")))
@@ -114,9 +115,17 @@ def main(arguments: list[str]) -> None:
             grown.config.telemetry.attach(run, files_of(folder))
 
 
-def write_policy(checkpoint: str) -> None:
-    """Write the policy of a run, and print where."""
+def write_policy(checkpoint: str, paths: Sequence[str]) -> None:
+    """Write the policy of a run, and print where.
+
+    Args:
+        paths: where the data of the run is now, as overrides, if it has moved.
+    """
     path, state, _ = load_found(checkpoint, "checkpoint")
+    config, others = relocated(from_plain(state["config"]), paths, state["hparams"].get("data"))
+    if others:
+        raise ConfigError(f"{' '.join(others)} is other data than the run was trained on: give the path of the same data")
+    state |= {"config": to_plain(config)}
     run = run_of(path)
     check_writable(run)
     with writing_reports(run):

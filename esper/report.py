@@ -12,7 +12,7 @@ from pathlib import Path
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import help_of, read_overrides, show_help, split_folders
 from esper.config import ConfigError
-from esper.training.config_io import PLACES
+from esper.training.config_io import PLACES, is_path
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,7 +36,7 @@ def parse(arguments: list[str]) -> tuple[list[Path], ReportConfig, list[str]]:
         ConfigError: the arguments do not describe a page.
     """
     folders, keys = split_folders(arguments)
-    paths = [key for key in keys if key.partition("=")[0] in PLACES]
+    paths = [key for key in keys if is_path(key)]
     config = read_overrides(ReportConfig, [key for key in keys if key not in paths], also=PLACES)
     if not folders:
         raise ConfigError("no folder is given: name one, as in python -m esper.report multirun/single/...")

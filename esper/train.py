@@ -31,7 +31,7 @@ from esper.pool.devices import take_turn
 from esper.pool.local import limit_cores
 from esper.sweeps import TUNE_SWEEPER
 from esper.telemetry.writers import check_writers
-from esper.training.config_io import PLACES
+from esper.training.config_io import is_path
 from esper.training.resume import continued
 from esper.training.run_folder import CHECKPOINTS, PAGE, files_after
 
@@ -106,7 +106,7 @@ def _after(folder: Path, config: Config, *, lead: str, worked: bool) -> None:
     if page:
         from esper.page.page import page_at_the_end
 
-        paths = [one for one in HydraConfig.get().overrides.task if one.partition("=")[0] in PLACES]  # of data that has moved
+        paths = [one for one in HydraConfig.get().overrides.task if is_path(one)]  # of data that has moved
         page_at_the_end(folder, lead=lead, paths=paths)
     if page or worked:
         config.telemetry.attach(folder, files_after(folder))

@@ -26,7 +26,13 @@ def show_help(text: str) -> None:
 
 
 def split_folders(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the folders among the arguments of a command, and the others: an argument with = that names no folder is a key."""
+    """Return the folders among the arguments of a command, and the others: an argument with = that names no folder is a key.
+
+    Raises:
+        ConfigError: an argument is a flag.
+    """
+    if flag := next((one for one in arguments if one.startswith("-") and not Path(one).is_dir()), None):
+        raise ConfigError(f"this command has no flag {flag.partition('=')[0]}: see --help")
     keys = [argument for argument in arguments if "=" in argument and not Path(argument).is_dir()]
     return [Path(argument) for argument in arguments if argument not in keys], keys
 

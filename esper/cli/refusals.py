@@ -10,8 +10,8 @@ from typing import Any
 from esper.config import Config, ConfigError
 from esper.sweeps import SWEEPS
 from esper.task.loading import load_task
-from esper.training.config_io import differences, from_plain, other_settings
-from esper.training.resume import check_data, load_newest, several_runs
+from esper.training.config_io import differences, from_plain, other_settings, paths_of
+from esper.training.resume import load_newest, other_data, several_runs
 from esper.training.run_folder import CHECKPOINTS
 
 OF_SINGLE_RUNS = ("hydra.run.dir=",)
@@ -77,7 +77,8 @@ def refuse_another_length(folder: Path, updates: int) -> None:
     whole = next((place for place in folder.absolute().parents[:2] if any((place / name).exists() for name in PLANS)), None)
     state = load_newest(folder) if whole else None
     if whole and state and (planned := state["config"]["values"]["updates"]) != updates:
-        shown = whole if folder.is_absolute() else os.path.relpath(whole)
+        relative = os.path.relpath(whole)
+        shown = whole if folder.is_absolute() or relative.startswith(os.curdir) else relative
         raise ConfigError(
             f"updates={updates} would make {folder} unlike the other runs of {shown}, which could then no longer be compared: "
             f"leave it at updates={planned}, or copy the folder to another place and resume the copy"
@@ -92,13 +93,16 @@ def refuse_other_data(folder: Path, configs: Sequence[Config]) -> None:
             if state := load_newest(place):
                 begun.append((place, state, from_plain(state["config"])))
     for config in (config for config in configs if "task" not in config.env.ignores):
-        same = next(((place, state) for place, state, saved in begun if not differences(saved, config)), None)
-        if same is None:
-            continue
-        try:
-            check_data(same[1], {"data": load_task(config.task, config.host).data.fingerprint()})
-        except ConfigError as error:
-            raise ConfigError(f"{same[0]}: {error}") from error
+        alike = [one for one in begun if not differences(one[2], config)]  # arms may differ in their files alone
+        alike = [one for one in alike if paths_of(one[2]) == paths_of(config)] or alike
+        now = {"data": load_task(config.task, config.host).data.fingerprint()} if alike else {}
+        others = [(place, changed) for place, state, _ in alike if (changed := other_data(state, now))]
+        if alike and len(others) == len(alike):
+            place, changed = others[0]
+            raise ConfigError(
+                f"{place} was started on {changed}: restore the data, give its new path, as in task.file=FILE, or choose another "
+                "hydra.sweep.dir"
+            )
 
 
 def refuse_another_sweep(folder: Path, configs: Sequence[Config]) -> None:

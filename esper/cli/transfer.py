@@ -15,7 +15,7 @@ from esper.cli.overrides import check_over
 from esper.cli.readiness import ready
 from esper.config import ALIASES, Config, ConfigError, root_key
 from esper.task.loading import load_task
-from esper.training.config_io import PLACES, flat, to_plain
+from esper.training.config_io import flat, is_path, to_plain
 
 TRANSFERABLE = (
     "task",
@@ -110,7 +110,7 @@ def relocated(saved: Config, overrides: Sequence[str], fingerprint: object) -> t
         TaskError: there is no data under the path.
         ConfigError: an override asks for a change that is not permitted, or does not fit.
     """
-    paths = [one for one in overrides if one.partition("=")[0] in PLACES]
+    paths = [one for one in overrides if is_path(one)]
     if not paths or any(one.startswith("task=") for one in overrides):
         return saved, [*overrides]
     config = fitted(saved, paths)

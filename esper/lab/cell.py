@@ -1,13 +1,12 @@
 """Cell of an experiment or of a tuning: one planned run, and the overrides that start or resume it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from esper.checkpoint import CheckpointError, Checkpoints, load_run, update_of
 from esper.cli.quoting import quoted
 from esper.config import ConfigError
-from esper.training.config_io import PLACES
+from esper.training.config_io import is_path
 from esper.training.run_folder import CHECKPOINTS
 
 
@@ -54,12 +53,3 @@ class Cell:
             "hydra.output_subdir=null",
             subdir,
         ]
-
-
-def is_path(override: str) -> bool:
-    return override.lstrip("+").partition("=")[0] in PLACES
-
-
-def without_paths(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides without those that say where data is."""
-    return [one for one in overrides if not is_path(one)]

@@ -21,9 +21,10 @@ from esper.cli.quoting import typed_as
 from esper.config import ConfigError, root_key
 from esper.files import fingerprint, write_whole
 from esper.lab.arms import AA_CONTROL, NAME, has_control, read_arms, typed_arms
-from esper.lab.cell import Cell, without_paths
+from esper.lab.cell import Cell
 from esper.lab.last_start import LastStart, last_start
 from esper.seeding import stream_seed
+from esper.training.config_io import without_paths
 
 FILE = "design.json"
 """Name of the file in the folder of an experiment."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from esper.training.config_io import PLACES
+from esper.training.config_io import is_path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ def last_start(folder: Path) -> LastStart:
         typed, sources = hydra["overrides"], hydra.get("runtime", {}).get("config_sources", ())
         return LastStart(
             launcher=[one for one in typed["hydra"] if one.startswith(("hydra/launcher=", "hydra.launcher."))],
-            paths=[one for one in typed.get("task", ()) if one.partition("=")[0] in PLACES],
+            paths=[one for one in typed.get("task", ()) if is_path(one)],
             config_dir=next((one["path"] for one in sources if one["provider"] == "command-line"), None),
         )
     except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError):

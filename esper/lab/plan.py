@@ -15,14 +15,13 @@ from esper.cli.overrides import config_of
 from esper.cli.transfer import fitted
 from esper.config import GROUPS, Config, ConfigError, did_you_mean, root_key, standalone_agents
 from esper.lab.arms import has_control, split_overrides
-from esper.lab.cell import without_paths
 from esper.lab.design import FILE, AnalysisPlan, Design, command_of, design, typed_overrides
 from esper.lab.looks import as_planned
 from esper.lab.outcomes import OUTCOMES, RETURNS, TRAINING, compared, paid_by, refuse_twice
 from esper.lab.roots import check_pilot, repeated
 from esper.stats.paired import MIN_BLOCKS
 from esper.sweeps import BlocksConfig
-from esper.training.config_io import flat, to_plain
+from esper.training.config_io import flat, to_plain, without_paths
 
 
 def _reordered(overrides: Sequence[str], others: Sequence[str]) -> bool:

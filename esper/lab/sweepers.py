@@ -29,6 +29,7 @@ from esper.config import Config, ConfigError
 from esper.files import write_whole
 from esper.lab.cell import Cell
 from esper.lab.design import FILE
+from esper.lab.last_start import last_start
 from esper.lab.launch import batches
 from esper.lab.search_space import search_space
 from esper.lab.sweep_progress import SweepProgress
@@ -151,7 +152,8 @@ class BlockSweeper(CellSweeper):
             print("\n".join(lines), flush=True)
             results = self.run_cells(f"{len(design.arms)} arms x {counted(design.blocks, 'block')}", design.cells)
             end_if_failed(results, self.folder)
-            print(f"compare them with: python -m esper.compare {shlex.quote(str(self.folder))}")
+            moved = [one for one in last_start(self.folder).paths if one not in begun.common]
+            print(f"compare them with: python -m esper.compare {shlex.join([str(self.folder), *moved])}")
             if line := scoring_time.after(design, self.folder):
                 print(line, flush=True)
         return [results]

@@ -22,7 +22,7 @@ from esper.config import ConfigError
 from esper.evaluation.outcomes import ONLINE
 from esper.files import fingerprint, write_whole
 from esper.lab.arms import typed_arms
-from esper.lab.cell import Cell, is_path, without_paths
+from esper.lab.cell import Cell
 from esper.lab.design import draw_seeds
 from esper.lab.integrity import check_values
 from esper.lab.last_start import last_start
@@ -35,6 +35,7 @@ from esper.seeding import stream
 from esper.stats.intervals import Interval, mean_interval
 from esper.sweeps import TuneConfig
 from esper.text import counted
+from esper.training.config_io import is_path, without_paths
 
 FILE = "tuning.json"
 """Name of the file in the folder of a tuning."""

@@ -1,5 +1,6 @@
 """Config I/O: conversion of configs to and from checkpoints, and the changes that a resumed run allows."""
 
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import reduce
@@ -97,6 +98,20 @@ def differences(saved: Config, asked: Config) -> dict[str, Any]:
     free = (*CHANGEABLE, *PLACES)
     found = {key: a.get(key) for key in a | b if a.get(key) != b.get(key) and not {key, key.split(".")[0]} & {*free}}
     return {key: value for key, value in found.items() if "." not in key or key.split(".")[0] not in found} or found
+
+
+def is_path(override: str) -> bool:
+    return override.lstrip("+").partition("=")[0] in PLACES
+
+
+def without_paths(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides without those that say where data is."""
+    return [one for one in overrides if not is_path(one)]
+
+
+def paths_of(config: Config) -> list[Any]:
+    """Return where the data of a run is: the values of the keys in `PLACES`."""
+    return [getattr(config.task, key.partition(".")[2], None) for key in PLACES]
 
 
 def other_settings(saved: Config, asked: Config) -> str:

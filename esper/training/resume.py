@@ -133,17 +133,18 @@ def check_data(state: Mapping[str, Any], found: Mapping[str, object]) -> None:
     Raises:
         ConfigError: the data differs.
     """
-    if changed := _other_data(state, found):
+    if changed := other_data(state, found):
         raise ConfigError(f"the run was started on {changed}: restore the data, or start a new run")
 
 
 def warn_of_other_data(state: Mapping[str, Any], found: Mapping[str, object]) -> None:
     """Warn if a policy is evaluated on other data than it was trained on, though the task has the same name; see `check_data`."""
-    if changed := _other_data(state, found):
+    if changed := other_data(state, found):
         warnings.warn(f"the policy was trained on {changed}: restore the data", UserNotice, stacklevel=3)
 
 
-def _other_data(state: Mapping[str, Any], found: Mapping[str, object]) -> str:
+def other_data(state: Mapping[str, Any], found: Mapping[str, object]) -> str:
+    """Return in words how the data of a run differs from that which is found now, see `check_data`; empty if it does not."""
     changed = [(before, now) for name, now in found.items() if (before := state["hparams"].get(name, now)) != now]
     return "".join(f"other data (fingerprint {before}, now {now})" for before, now in changed[:1])
 

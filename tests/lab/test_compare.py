@@ -240,6 +240,7 @@ def test_settings_that_do_not_fit_the_experiment_are_refused(
     ("arguments", "sentence"),
     [
         ([], "no folder is given"),
+        (["x", "--resolve"], "this command has no flag --resolve: see --help"),
         (["nowhere"], "nowhere is not a folder"),
         (["."], "no finished run"),
         ([".", "outcome=acuracy"], "did you mean accuracy"),

@@ -22,7 +22,8 @@ from esper.evaluation.held_out import Evaluation
 from esper.lab.cautions import anomalies
 from esper.lab.design import Design, command_of
 from esper.lab.integrity import check_runs
-from esper.lab.runs import find_runs
+from esper.lab.runs import find_runs, with_moved_data
+from esper.lab.scoring import Scoring
 from tests.forked import in_fork
 
 RUN = ["updates=2", "hosts=2", "steps=4", "telemetry=quiet", "agent=heuristic", "blueprint=[norm]", "task=table", "task.target=y"]
@@ -57,15 +58,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
         trained(monkeypatch, *AB, "blocks=1", *RUN, "task.file=a.csv")
         began = (folder / "m/design.json").read_bytes()
         (folder / "a.csv").rename(folder / "b.csv")
-        for path, sentence in (("a.csv", "needs a.csv in"), ("other.csv", "m/0/block-00: the run was started on other data")):
+        for path, sentence in (("a.csv", "needs a.csv in"), ("other.csv", "m/0/block-00 was started on other data")):
             assert sentence in trained(monkeypatch, *AB, "blocks=2", *RUN, f"task.file={path}")
         assert (folder / "m/design.json").read_bytes() == began, "a refused command changes nothing"
-        shown = trained(monkeypatch, *AB, "blocks=2", "task.file=b.csv", *RUN)  # the order of keys does not matter
+        shown = trained(monkeypatch, *AB, "blocks=2", "task.file=b.csv", *reversed(RUN))  # the order of keys does not matter
         assert "2 of 4 runs done" in shown
         assert f"plan {Design.load(folder / 'm').digest[:12]}" in shown
         (folder / "m/1/block-01/checkpoints/checkpoint_000002.pt").unlink()
         (folder / "b.csv").rename(folder / "c.csv")
-        assert "3 of 4 runs done" in trained(monkeypatch, *AB, "blocks=2", *RUN, "task.file=c.csv")
+        shown = trained(monkeypatch, *AB, "blocks=2", *RUN, "task.file=c.csv")
+        assert "3 of 4 runs done" in shown
+        assert "\ncompare them with: python -m esper.compare m task.file=c.csv\n" in shown
         yield folder
 
 
@@ -120,6 +123,19 @@ def test_other_data_under_another_path_is_told(moved: Path) -> None:
     assert not any("task.file" in line for line in anomalies(runs))
 
 
+def test_a_path_at_which_only_some_runs_find_their_data_is_a_transfer(moved: Path) -> None:
+    runs = find_runs([moved])
+    found, rest = with_moved_data(runs, ["steps=5", "task.file=c.csv"])
+    assert rest == ["steps=5"]
+    assert {run.config["task.file"] for run in found} == {"c.csv"}
+    elsewhere = [replace(runs[0], data="1" * 16), *runs[1:]]
+    assert with_moved_data(elsewhere, ["steps=5", "task.file=c.csv"]) == (elsewhere, ["steps=5", "task.file=c.csv"])
+    assert with_moved_data(runs, ["steps=5"]) == (runs, ["steps=5"])
+    here = Scoring(hosts=2, baselines=(), arm="0", overrides=["steps=5"])
+    assert here.of(found[0]) == ["task.file=c.csv", "steps=5"]
+    assert replace(here, overrides=["task=digits"]).of(found[0]) == ["task=digits"], "which needs no table"
+
+
 def test_a_run_is_evaluated_where_its_data_is(moved: Path, refused, monkeypatch: pytest.MonkeyPatch) -> None:
     run = moved / "0/block-00"
     same, other, both = (
@@ -130,10 +146,14 @@ def test_a_run_is_evaluated_where_its_data_is(moved: Path, refused, monkeypatch:
     assert same.env.hparams() == both.env.hparams() != other.env.hparams()
     export.main([f"checkpoint={run}", "hosts=2", "task.file=c.csv"])
     assert [path.name for path in (run / "export").iterdir()] == ["update_000002_host_0_of_2_episode_0_policy"]
-    for path, sentence in (
-        ("a.csv", "needs a.csv"),
-        ("other.csv", "task.file=other.csv is other data than the run was trained on"),
+    other = "task.file=other.csv is other data than the run was trained on"
+    for word, sentence in (
+        ("file=c.csv", "heuristic learns nothing"),
+        ("file=other.csv", other),
+        ("batch_size=2", "leave task.b"),
     ):
+        assert sentence in refused(export.main, f"checkpoint={run}", "format=policy", f"task.{word}")
+    for path, sentence in (("a.csv", "needs a.csv"), ("other.csv", other)):
         assert sentence in refused(report.main, str(run), f"task.file={path}")
         assert not (run / "run.html").exists()
     report.main([str(run), "task.file=c.csv"])
@@ -144,6 +164,22 @@ def test_a_run_is_evaluated_where_its_data_is(moved: Path, refused, monkeypatch:
     shutil.rmtree(run / "trace")
     assert "page: " in trained(monkeypatch, "resume=m/0/block-00", "task.file=c.csv", "telemetry.page_hosts=2")
     assert (run / "run.html").exists()
+
+
+def test_arms_with_different_files_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, file in enumerate(("a.csv", "b.csv")):
+        write(tmp_path / file, number)
+    ab = [one for one in AB if not one.startswith("arms=")]
+    arms = 'arms={{a: "task.file={place}a.csv", b: "task.file={place}b.csv"}}'
+    trained(monkeypatch, *ab, arms.format(place=""), "blocks=1", *RUN)
+    assert "2 of 4 runs done" in trained(monkeypatch, *ab, arms.format(place=""), "blocks=2", *RUN)
+    (tmp_path / "new").mkdir()
+    for file in ("a.csv", "b.csv"):
+        (tmp_path / file).rename(tmp_path / "new" / file)
+    assert "4 of 4 runs done" in trained(monkeypatch, *ab, arms.format(place="new/"), "blocks=2", *RUN)
+    write(tmp_path / "new/b.csv", 5)
+    assert "/block-00 was started on other data" in trained(monkeypatch, *ab, arms.format(place="new/"), "blocks=2", *RUN)
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -186,7 +222,7 @@ def test_a_tuning_goes_on_where_its_data_is(tmp_path: Path, monkeypatch: pytest.
     assert "trial-000" in trained(monkeypatch, *tune, "task.file=a.csv", "trials=1")
     (tmp_path / "a.csv").rename(tmp_path / "b.csv")
     (tmp_path / "t/baseline/block-00/scored_000002_2_hosts.json").unlink()  # as if killed before it was written
-    for file, sentence in (("other.csv", "the run was started on other data"), ("a.csv", "needs a.csv in")):
+    for file, sentence in (("other.csv", "t/baseline/block-00 was started on other data"), ("a.csv", "needs a.csv in")):
         assert sentence in trained(monkeypatch, *tune, f"task.file={file}", "trials=2")
     assert "trial-001" in trained(monkeypatch, *tune, "task.file=b.csv", "trials=2")
     state = json.loads((tmp_path / "t/tuning.json").read_text())
