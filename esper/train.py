@@ -106,7 +106,8 @@ def _after(folder: Path, config: Config, *, lead: str, worked: bool) -> None:
     if page:
         from esper.page.page import page_at_the_end
 
-        paths = [one for one in HydraConfig.get().overrides.task if is_path(one)]  # of data that has moved
+        typed = [] if worked else HydraConfig.get().overrides.task  # a run that trained has stored where its data is
+        paths = [one for one in typed if is_path(one)]
         page_at_the_end(folder, lead=lead, paths=paths)
     if page or worked:
         config.telemetry.attach(folder, files_after(folder))

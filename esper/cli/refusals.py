@@ -10,7 +10,7 @@ from typing import Any
 from esper.config import Config, ConfigError
 from esper.sweeps import SWEEPS
 from esper.task.loading import load_task
-from esper.training.config_io import differences, from_plain, other_settings, paths_of
+from esper.training.config_io import PLACES, from_plain, other_settings, to_plain
 from esper.training.resume import load_newest, other_data, several_runs
 from esper.training.run_folder import CHECKPOINTS
 
@@ -86,23 +86,32 @@ def refuse_another_length(folder: Path, updates: int) -> None:
 
 
 def refuse_other_data(folder: Path, configs: Sequence[Config]) -> None:
-    """Raise ConfigError if a begun run of a sweep, with one of these configs, was started on other data than there is now."""
-    begun = list[tuple[Path, Mapping[str, Any], Config]]()
+    """Raise ConfigError if runs of a sweep, with the task and host of one of these configs, were started on other data than there
+    is now. Arms may differ in their files alone, and files may have moved: then one run on this data is enough."""
+    begun = dict[str, list[tuple[Path, Mapping[str, Any]]]]()
     for place in sorted(path.parent for path in folder.glob(f"**/{CHECKPOINTS}")):
         with suppress(ConfigError):  # a damaged run is reported when it is its turn
             if state := load_newest(place):
-                begun.append((place, state, from_plain(state["config"])))
-    for config in (config for config in configs if "task" not in config.env.ignores):
-        alike = [one for one in begun if not differences(one[2], config)]  # arms may differ in their files alone
-        alike = [one for one in alike if paths_of(one[2]) == paths_of(config)] or alike
-        now = {"data": load_task(config.task, config.host).data.fingerprint()} if alike else {}
-        others = [(place, changed) for place, state, _ in alike if (changed := other_data(state, now))]
-        if alike and len(others) == len(alike):
-            place, changed = others[0]
-            raise ConfigError(
-                f"{place} was started on {changed}: restore the data, give its new path, as in task.file=FILE, or choose another "
-                "hydra.sweep.dir"
-            )
+                begun.setdefault(_hosts_of(state["config"]["values"])[0], []).append((place, state))
+    asked = {_hosts_of(to_plain(config)["values"]): config for config in configs if "task" not in config.env.ignores}
+    for (hosts, paths), config in asked.items():
+        if alike := begun.get(hosts):
+            alike = [one for one in alike if _hosts_of(one[1]["config"]["values"])[1] == paths] or alike
+            now = {"data": load_task(config.task, config.host).data.fingerprint()}
+            others = [(place, changed) for place, state in alike if (changed := other_data(state, now))]
+            if len(others) == len(alike):
+                place, changed = others[0]
+                raise ConfigError(
+                    f"{place} was started on {changed}: restore the data, give its new path, as in task.file=FILE, or choose "
+                    "another hydra.sweep.dir"
+                )
+
+
+def _hosts_of(values: Mapping[str, Any]) -> tuple[str, str]:
+    """Return, as texts, the values of a config that make its data, but for paths, and its paths."""
+    task = dict[str, Any](values["task"])
+    paths = {key: task.pop(key, None) for key in (key.partition(".")[2] for key in PLACES)}
+    return repr((task, values["host"])), repr(paths)
 
 
 def refuse_another_sweep(folder: Path, configs: Sequence[Config]) -> None:

@@ -109,11 +109,6 @@ def without_paths(overrides: Sequence[str]) -> list[str]:
     return [one for one in overrides if not is_path(one)]
 
 
-def paths_of(config: Config) -> list[Any]:
-    """Return where the data of a run is: the values of the keys in `PLACES`."""
-    return [getattr(config.task, key.partition(".")[2], None) for key in PLACES]
-
-
 def other_settings(saved: Config, asked: Config) -> str:
     """Return the first `differences` in words; empty if there are none."""
     found = differences(saved, asked)
