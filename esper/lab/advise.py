@@ -72,7 +72,7 @@ def next_experiment(results: Sequence[PairResult], design: Design | None, folder
         if longer
         else f"start a new experiment of {blocks} blocks (these blocks have had their verdict)"
     )
-    return [f"{'next' if longer else 'to decide'}, {why}: {command_of(design, None, blocks=blocks, more=more)}"]
+    return [f"{'next' if longer else 'to decide'}, {why}: {command_of(design, folder, blocks=blocks, more=more, new=True)}"]
 
 
 def measured_spread(spread: Spread | None, design: Design | None, spec: OutcomeSpec) -> list[str]:

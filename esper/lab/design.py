@@ -299,7 +299,9 @@ def refuse_seeds(overrides: Sequence[str]) -> None:
             raise ConfigError(f"{override} cannot be set in this sweep, whose seeds are drawn from root: set root instead")
 
 
-def command_of(found: Design, folder: Path | None, *, blocks: int | None = None, more: Sequence[str] = ()) -> str:
+def command_of(
+    found: Design, folder: Path | None, *, blocks: int | None = None, more: Sequence[str] = (), new: bool = False
+) -> str:
     """Return the command of an experiment, rebuilt from its design, to be copied into a shell.
 
     What is not part of a design, such as the launcher, is that of the last start of `folder`, see `LastStart`. Looks are left
@@ -307,9 +309,10 @@ def command_of(found: Design, folder: Path | None, *, blocks: int | None = None,
 
     Args:
         found: the design.
-        folder: folder of the experiment, to resume it; None for a new one.
+        folder: folder of the experiment, to resume it; None if there is none.
         blocks: another number of blocks.
         more: further overrides, which replace those of the same key.
+        new: if true, return the command of a new experiment like that in the folder.
     """
     plan, blocks = found.plan, blocks or found.blocks
     common = found.common if any(one.startswith("sweep=") for one in found.common) else ["sweep=ab", *found.common]
@@ -330,7 +333,7 @@ def command_of(found: Design, folder: Path | None, *, blocks: int | None = None,
     keys = {override.strip("'").partition("=")[0] for override in more}
     parts = [part for part in parts if part.strip("'").partition("=")[0] not in keys]
     if folder is not None:
-        more = [*more, *map(shlex.quote, start.launcher), typed_as("hydra.sweep.dir", folder)]
+        more = [*more, *map(shlex.quote, start.launcher), *([] if new else [typed_as("hydra.sweep.dir", folder)])]
     more += start.flags  # behind all overrides, or argparse cannot read them
     return f"python -m esper.train -m {' '.join([*parts, *more])}"
 

@@ -99,6 +99,7 @@ def test_an_experiment_goes_on_and_is_compared_as_planned(moved: Path, refused, 
     design = Design.load(moved)
     assert "task.file=a.csv" in design.common, "the digest covers the first path"
     assert "task.file=c.csv" in command_of(design, moved).split()
+    assert command_of(design, moved, new=True).endswith(" task.file=c.csv"), "a new experiment needs the data, too"
     assert "the task needs a.csv" in refused(C.main, "m")
     C.main(["m", "task.file=c.csv"])
     shown = " ".join(capsys.readouterr().out.split())
