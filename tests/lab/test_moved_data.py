@@ -184,10 +184,11 @@ def test_arms_with_different_files_go_on(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_options_of_ones_own_are_found_again(
-    tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    workers: int, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Policies are scored with a preset, in two processes, after the data has moved."""
+    """Policies are scored with a preset, also in other processes, after the data has moved."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my own/host").mkdir(parents=True)
     (tmp_path / "my own/host/wide.yaml").write_text("defaults: [mlp, _self_]\nwidth: 24\n")
@@ -199,8 +200,9 @@ def test_options_of_ones_own_are_found_again(
 
     def compared() -> dict[str, str]:
         with redirect_stdout(StringIO()) as shown:
-            C.main(["m", "workers=2", "task.file=z.csv"])
-        get_reusable_executor().shutdown()
+            C.main(["m", f"workers={workers}", "task.file=z.csv"])
+        if workers > 1:
+            get_reusable_executor().shutdown()
         return {"shown": shown.getvalue()}
 
     assert "all policies were evaluated with host=wide\n" in in_fork(compared)["shown"]
@@ -214,6 +216,7 @@ def test_options_of_ones_own_are_found_again(
         assert sentence in refused(C.main, "m", *words)
 
 
+@pytest.mark.slow
 def test_a_tuning_goes_on_where_its_data_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("optuna", reason="optuna is not installed")
     monkeypatch.chdir(tmp_path)
