@@ -35,6 +35,7 @@ from esper.lab.tables import host_table, seed_table
 from esper.stats.power import PlannedTest
 from esper.stats.verdict import NOT_NORMAL, Conclusion, PairResult, compare_arms
 from esper.telemetry.tags import in_terms_of
+from esper.training.config_io import without_paths
 from esper.training.provenance import versions
 
 
@@ -250,6 +251,7 @@ def compare(
         overrides: evaluation overrides for all policies, such as task=mnist5k, beside those that were planned.
         log: receives a line per scored run.
     """
+    scored_with(folders, without_paths(overrides), config.outcome)  # refuses what does not fit before it reads any run
     listed, design = listed_runs(folders), planned(folders)
     alike_by_plan = design.plan.score_overrides if design else []
     runs = [replace(run, listed=run.folder in listed) for run in find_runs(folders, config.strata)]
