@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
 from esper.cli.command import evaluating
 from esper.cli.keyvalue import help_of, read_overrides, show_help
-from esper.cli.transfer import TRANSFERABLE, check_transferable, is_run_override, relocated, slug
+from esper.cli.transfer import TRANSFERABLE, check_transferable, is_run_override, moved, slug
 from esper.config import ConfigError, standalone_agents, unknown_controller
 from esper.evaluation.bundle import export_program, write_bundle
 from esper.evaluation.exported import FORMATS, check_libraries, write
@@ -122,10 +122,7 @@ def write_policy(checkpoint: str, paths: Sequence[str]) -> None:
         paths: where the data of the run is now, as overrides, if it has moved.
     """
     path, state, _ = load_found(checkpoint, "checkpoint")
-    config, others = relocated(from_plain(state["config"]), paths, state["hparams"].get("data"))
-    if others:
-        raise ConfigError(f"{' '.join(others)} is other data than the run was trained on: give the path of the same data")
-    state |= {"config": to_plain(config)}
+    state |= {"config": to_plain(moved(from_plain(state["config"]), paths, state["hparams"].get("data")))}
     run = run_of(path)
     check_writable(run)
     with writing_reports(run):

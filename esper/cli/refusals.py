@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from esper.checkpoint import CheckpointError
 from esper.config import Config, ConfigError
 from esper.sweeps import SWEEPS
 from esper.task.loading import load_task
@@ -86,32 +87,37 @@ def refuse_another_length(folder: Path, updates: int) -> None:
 
 
 def refuse_other_data(folder: Path, configs: Sequence[Config]) -> None:
-    """Raise ConfigError if runs of a sweep, with the task and host of one of these configs, were started on other data than there
-    is now. Arms may differ in their files alone, and files may have moved: then one run on this data is enough."""
-    begun = dict[str, list[tuple[Path, Mapping[str, Any]]]]()
-    for place in sorted(path.parent for path in folder.glob(f"**/{CHECKPOINTS}")):
-        with suppress(ConfigError):  # a damaged run is reported when it is its turn
-            if state := load_newest(place):
-                begun.setdefault(_hosts_of(state["config"]["values"])[0], []).append((place, state))
-    asked = {_hosts_of(to_plain(config)["values"]): config for config in configs if "task" not in config.env.ignores}
-    for (hosts, paths), config in asked.items():
-        if alike := begun.get(hosts):
-            alike = [one for one in alike if _hosts_of(one[1]["config"]["values"])[1] == paths] or alike
-            now = {"data": load_task(config.task, config.host).data.fingerprint()}
-            others = [(place, changed) for place, state in alike if (changed := other_data(state, now))]
-            if len(others) == len(alike):
-                place, changed = others[0]
+    """Raise ConfigError if a run of a sweep was started on other data than its task has now, under any of the paths asked for.
+
+    Args:
+        folder: folder of the sweep.
+        configs: configs of its runs; of an experiment or a tuning, one of each kind is enough.
+    """
+    planned = any((folder / name).exists() for name in PLANS)
+    places = [path.parent for path in sorted(folder.glob(f"*/*/{CHECKPOINTS}" if planned else f"*/{CHECKPOINTS}"))]
+    if not planned:  # other folders hold runs of an earlier, longer sweep
+        numbers = {str(number) for number in range(len(configs))}
+        places = [place for place in places if place.name in numbers]
+    asked = dict[str, dict[str, Config]]()
+    for config in (config for config in configs if places and "task" not in config.env.ignores):
+        asked.setdefault(_data_of(to_plain(config)), {})[repr((config.task, config.host))] = config
+    found = {data: [load_task(one.task, one.host).data.fingerprint() for one in alike.values()] for data, alike in asked.items()}
+    for place in places if found else ():
+        with suppress(CheckpointError):  # a damaged run is reported when it is its turn
+            state = load_newest(place)
+            known = found.get(_data_of(state["config"])) if state else None
+            if state and known and all(changes := [other_data(state, {"data": now}) for now in known]):
                 raise ConfigError(
-                    f"{place} was started on {changed}: restore the data, give its new path, as in task.file=FILE, or choose "
+                    f"{place} was started on {changes[0]}: restore the data, give its new path, as in task.file=FILE, or choose "
                     "another hydra.sweep.dir"
                 )
 
 
-def _hosts_of(values: Mapping[str, Any]) -> tuple[str, str]:
-    """Return, as texts, the values of a config that make its data, but for paths, and its paths."""
-    task = dict[str, Any](values["task"])
-    paths = {key: task.pop(key, None) for key in (key.partition(".")[2] for key in PLACES)}
-    return repr((task, values["host"])), repr(paths)
+def _data_of(plain: Mapping[str, Any]) -> str:
+    """Return, as a text, the part of a plain config on which its data depends, without the paths."""
+    part = {f"{group}.{key}": value for group in ("task", "host") for key, value in plain["values"][group].items()}
+    kinds = [plain["options"][group] for group in ("task", "host")]
+    return repr((kinds, {key: value for key, value in part.items() if key not in PLACES}))
 
 
 def refuse_another_sweep(folder: Path, configs: Sequence[Config]) -> None:

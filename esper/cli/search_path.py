@@ -3,6 +3,7 @@
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -11,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from esper.config import CONF
 
-_own_options: list[str] = []
+_own_options = ContextVar[str | None]("_own_options", default=None)
 """Folder of --config-dir of a command whose configs are composed one by one."""
 
 
@@ -27,7 +28,8 @@ def hydra_at_conf(config_dir: str | None = None) -> Generator[ConfigLoader]:
         return
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         loader = GlobalHydra.instance().config_loader()
-        for folder in [config_dir] if config_dir is not None else _own_options:
+        folder = config_dir if config_dir is not None else own_options()
+        if folder is not None:
             assert isinstance(loader, ConfigLoaderImpl)
             path = loader.get_search_path()
             path.prepend("command-line", f"file://{os.path.abspath(folder)}", "schema")  # where Hydra puts it in a run
@@ -38,13 +40,13 @@ def hydra_at_conf(config_dir: str | None = None) -> Generator[ConfigLoader]:
 @contextmanager
 def options_in(config_dir: str | None) -> Generator[None]:
     """Let all configs that are composed in this context know the options in a folder, as in --config-dir; None: no others."""
-    before, _own_options[:] = [*_own_options], [config_dir] if config_dir is not None else []
+    before = _own_options.set(config_dir)
     try:
         yield
     finally:
-        _own_options[:] = before
+        _own_options.reset(before)
 
 
 def own_options() -> str | None:
     """Return the folder of `options_in`, for other processes; None if there is none."""
-    return _own_options[0] if _own_options else None
+    return _own_options.get()

@@ -119,6 +119,18 @@ def relocated(saved: Config, overrides: Sequence[str], fingerprint: object) -> t
     return config, [one for one in overrides if one not in paths]
 
 
+def moved(saved: Config, paths: Sequence[str], fingerprint: object) -> Config:
+    """Return the config of a run with the new path of its data; see `relocated`.
+
+    Raises:
+        ConfigError: other data is there.
+    """
+    config, others = relocated(saved, paths, fingerprint)
+    if others:
+        raise ConfigError(f"{' '.join(others)} is other data than the run was trained on: give the path of the same data")
+    return config
+
+
 def check_transferable(overrides: Iterable[str]) -> None:
     """Raise ConfigError if an override asks for a change that no evaluation permits."""
     for override in overrides:

@@ -32,10 +32,10 @@ def _reordered(overrides: Sequence[str], others: Sequence[str]) -> bool:
     return sorted(overrides) == sorted(others) and apart
 
 
-def _in_order_of(overrides: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Return the other overrides in the order that their keys have among these, new keys last."""
-    places = {one.partition("=")[0]: place for place, one in enumerate(overrides)}
-    return sorted(others, key=lambda one: places.get(one.partition("=")[0], len(places)))
+def _in_order_of(begun: Sequence[str], typed: Sequence[str]) -> list[str]:
+    """Return the typed overrides in the order of the keys of a begun experiment. New keys come last."""
+    places = {one.partition("=")[0]: place for place, one in enumerate(begun)}
+    return sorted(typed, key=lambda one: places.get(one.partition("=")[0], len(places)))
 
 
 def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:

@@ -15,7 +15,7 @@ from esper.lab.outcomes import RETURNS, check_measured, group_of
 from esper.notices import UserNotice
 from esper.telemetry.jsonl import CHECK, changed_update, read_records
 from esper.text import counted
-from esper.training.config_io import flat, from_plain, to_plain
+from esper.training.config_io import flat, from_plain, to_plain, without_paths
 from esper.training.run_folder import CHECKPOINTS
 
 UNSHARED = ("seed", "policy_seed", "resume", "telemetry", "checkpoints", "plugins")
@@ -195,6 +195,8 @@ def with_moved_data(runs: Sequence[Run], overrides: Sequence[str]) -> tuple[list
         TaskError: there is no data under the path.
         ConfigError: an override does not fit.
     """
+    if without_paths(overrides) == [*overrides]:
+        return [*runs], [*overrides]
     moved = {str(run.folder): relocated(from_plain(run.saved), overrides, run.data) for run in runs if run.finished and run.data}
     rest = [others for _, others in moved.values()]
     if not rest or any(len(others) == len(overrides) for others in rest):

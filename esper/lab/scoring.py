@@ -17,7 +17,7 @@ import numpy as np
 from joblib import Parallel, delayed
 
 from esper.cli.search_path import options_in, own_options
-from esper.cli.transfer import fitted, slug
+from esper.cli.transfer import fitted, moved, slug
 from esper.config import Config, ConfigError
 from esper.evaluation.held_out import POLICIES, REPLAY, Evaluation
 from esper.evaluation.outcomes import HELD_OUT, ONLINE
@@ -72,7 +72,7 @@ class Scoring:
         """Return the path of the outcomes of a run."""
         return scored_file(run, self.hosts, self.overrides)
 
-    def of(self, run: Run) -> list[str]:
+    def overrides_of(self, run: Run) -> list[str]:
         """Return the overrides with which a run is evaluated, with the path of moved data unless the task is another one."""
         paths = () if any(one.startswith("task=") for one in self.overrides) else run.paths
         return [*paths, *self.overrides]
@@ -221,7 +221,9 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     controllers = ["policy", REPLAY] if "static" in missing else []  # a replay needs the topologies of the policy
     searches = [name for name in missing if name.startswith(PREFIX)]
     controllers += [name for name in missing if name not in (*BASELINES, *searches)]
-    evaluation = Evaluation.load(str(run.folder), hosts=scoring.hosts, online=scoring.online, overrides=scoring.of(run))
+    if run.paths:
+        moved(from_plain(run.saved), run.paths, run.data)
+    evaluation = Evaluation.load(str(run.folder), hosts=scoring.hosts, online=scoring.online, overrides=scoring.overrides_of(run))
     data = str(evaluation.env.hparams().get("data", ""))
     if stored.get("data", data) != data:
         evaluation.env.close()

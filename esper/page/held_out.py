@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from esper.config import Config, ConfigError
+from esper.cli.transfer import moved
+from esper.config import Config
 from esper.evaluation.held_out import POLICIES, Evaluation
 from esper.telemetry.traces import NEVER, trace_of_evaluation, write_trace
 from esper.text import counted
@@ -41,13 +42,13 @@ def trace_held_out(folder: Path, hosts: int, log: Callable[[str], None], paths: 
         ConfigError: the hosts do not fit into memory, the checkpoint does not fit this version, or other data is under the paths.
         DiskError: a trace cannot be written.
     """
-    state = load_newest(folder)
-    if state and not untraced(folder, from_plain(state["config"]), state["update"], hosts):
-        return  # it needs no data
+    if state := load_newest(folder):
+        config = from_plain(state["config"])
+        if not untraced(folder, config, state["update"], hosts):
+            return  # it needs no data
+        moved(config, paths, state["hparams"].get("data"))
     evaluation = Evaluation.load(str(folder), hosts=hosts, online=None, overrides=paths)
     try:
-        if evaluation.transfer.target:
-            raise ConfigError(f"{' '.join(paths)} is other data than the run was trained on: give the path of the same data")
         for name, path in untraced(folder, evaluation.config, evaluation.updates, hosts).items():
             policy = f"with the policy after {counted(evaluation.updates, 'update')}"
             how = {"policy": policy, "policy_greedy": "with its most probable actions", NEVER: "that never grow"}[name]

@@ -101,6 +101,7 @@ def differences(saved: Config, asked: Config) -> dict[str, Any]:
 
 
 def is_path(override: str) -> bool:
+    """Return whether an override says where data is."""
     return override.lstrip("+").partition("=")[0] in PLACES
 
 

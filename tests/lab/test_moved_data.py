@@ -133,8 +133,8 @@ def test_a_path_at_which_only_some_runs_find_their_data_is_a_transfer(moved: Pat
     assert with_moved_data(elsewhere, ["steps=5", "task.file=c.csv"]) == (elsewhere, ["steps=5", "task.file=c.csv"])
     assert with_moved_data(runs, ["steps=5"]) == (runs, ["steps=5"])
     here = Scoring(hosts=2, baselines=(), arm="0", overrides=["steps=5"])
-    assert here.of(found[0]) == ["task.file=c.csv", "steps=5"]
-    assert replace(here, overrides=["task=digits"]).of(found[0]) == ["task=digits"], "which needs no table"
+    assert here.overrides_of(found[0]) == ["task.file=c.csv", "steps=5"]
+    assert replace(here, overrides=["task=digits"]).overrides_of(found[0]) == ["task=digits"], "which needs no table"
 
 
 def test_a_run_is_evaluated_where_its_data_is(moved: Path, refused, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +174,9 @@ def test_arms_with_different_files_go_on(tmp_path: Path, monkeypatch: pytest.Mon
     ab = [one for one in AB if not one.startswith("arms=")]
     arms = 'arms={{a: "task.file={place}a.csv", b: "task.file={place}b.csv"}}'
     trained(monkeypatch, *ab, arms.format(place=""), "blocks=1", *RUN)
+    (first, _) = (path for path in (tmp_path / "m").glob("*/block-00"))
+    shutil.rmtree(first)  # as if interrupted after the first run
+    assert "1 of 2 runs done" in trained(monkeypatch, *ab, arms.format(place=""), "blocks=1", *RUN)
     assert "2 of 4 runs done" in trained(monkeypatch, *ab, arms.format(place=""), "blocks=2", *RUN)
     (tmp_path / "new").mkdir()
     for file in ("a.csv", "b.csv"):
