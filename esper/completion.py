@@ -27,8 +27,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 
 from esper.__main__ import COMMANDS
-from esper.cli.command import in_one_sentence, sweep_keys
+from esper.cli.command import in_one_sentence
 from esper.cli.help import defaults, groups, yaml_names
+from esper.cli.refusals import sweep_keys
 from esper.cli.transfer import TRANSFERABLE
 from esper.config import ALIASES, BROUGHT, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean
 from esper.evaluate import EvaluateConfig

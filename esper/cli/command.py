@@ -52,7 +52,7 @@ from esper.training.config_io import to_plain
 from esper.training.resume import continued, load_newest
 from esper.training.run_folder import CHECKPOINTS, BusyError, create, only_writer
 
-HERE = ("basic", "joblib", "submitit_local")
+LOCAL_LAUNCHERS = ("basic", "joblib", "submitit_local")
 """Launchers whose runs are processes on this machine."""
 USER_ERRORS = (
     ConfigError,
@@ -264,7 +264,7 @@ def run(main: Callable[[], object]) -> None:
         typed = flags.in_order(sys.argv[1:])
         args = flags.parse(typed)
         load_parts(args.overrides)
-        check_sweep(args.overrides, many=_is_many(args))
+        check_sweep(args.overrides, many=_is_many(args), config_name=args.config_name)
         failures.arguments[:] = typed
         sys.argv[1:] = [*spelled_out(typed), *choices_of_run(args.overrides)]
         args = flags.parse(sys.argv[1:])
@@ -285,7 +285,7 @@ def _start(main: Callable[[], object], args: Namespace) -> None:
     """Check a command, and run it or show its config."""
     overrides = list(args.overrides)
     many = _is_many(args)
-    with warnings.catch_warnings(), hydra_at_conf(args.config_dir):
+    with warnings.catch_warnings(), options_in(args.config_dir), hydra_at_conf():
         warnings.simplefilter("ignore")  # warnings of configs are shown when the run reads its config
         warnings.simplefilter("always", UserNotice)  # but data is checked only when it is first loaded, which may be here
         folder, comparison = _look_ahead(overrides, args.config_name or "config", many=many, show=args.cfg is not None)
@@ -350,7 +350,7 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
             repeated = f"{counted(alike, 'run')} of {len(configs)} repeat another one"
             print(f"warning: {repeated}, with the same values and seeds: remove values that are listed twice", file=sys.stderr)
         tasks = {config.choice("task") for config in configs}
-        first = configs[0]  # a comparison tells no arms by these:
+        first = configs[0]  # a comparison does not tell arms apart by these:
         aside = {"seed": 0, "policy_seed": None, "telemetry": first.telemetry, "checkpoints": first.checkpoints}
         if len(tasks) == 1 and _different([replace(config, **aside) for config in configs]) > 1:
             comparison = _comparison(configs, folder)
@@ -369,8 +369,8 @@ def _comparison(configs: Sequence[Config], folder: Path) -> str:
 def _elsewhere(overrides: Sequence[str]) -> bool:
     """Return whether a launcher sends the runs to other machines."""
     launcher = next((one.partition("=")[2] for one in overrides if one.startswith("hydra/launcher=")), "basic")
-    cluster = any(one.startswith("hydra.launcher.address=") for one in overrides)
-    return cluster if launcher == "esper_ray" else launcher not in HERE
+    address = next((one.partition("=")[2] for one in overrides if one.startswith("hydra.launcher.address=")), "null")
+    return address != "null" if launcher == "esper_ray" else launcher not in LOCAL_LAUNCHERS
 
 
 def _different(configs: Sequence[Config]) -> int:

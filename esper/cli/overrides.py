@@ -62,10 +62,10 @@ def check(overrides: list[str]) -> Config:
     return plan_run(overrides)[0][0]
 
 
-def config_of(overrides: list[str], config_name: str = "config") -> Config:
+def config_of(overrides: list[str]) -> Config:
     """Return the typed config of these overrides without looking at its folder; ConfigError if they do not give one."""
     with hydra_at_conf() as loader:
-        return _job(loader, overrides, config_name)[0]
+        return _job(loader, overrides, "config")[0]
 
 
 def plan_run(overrides: list[str], *, config_name: str = "config") -> tuple[list[Config], Path]:

@@ -18,8 +18,8 @@ from esper.training.run_folder import CHECKPOINTS
 OF_SINGLE_RUNS = ("hydra.run.dir=",)
 OF_SWEEPS = ("hydra.sweep.", "hydra.launcher.", "hydra.sweeper.", "hydra/launcher=", "hydra/sweeper=")
 """Beginnings of overrides that have no effect on commands of the other kind."""
-PLANS = ("design.json", "tuning.json")
-"""Files in the folder of an experiment and of a tuning."""
+PLANS = {"design.json": "ab", "tuning.json": "tune"}
+"""Files in the folder of an experiment and of a tuning -> the prefix of the sweeps that write them."""
 
 
 def sweep_keys(kind: type) -> list[str]:
@@ -30,8 +30,13 @@ def sweep_keys(kind: type) -> list[str]:
 _ALL_KEYS = {key for kind in SWEEPS.values() for key in sweep_keys(kind)}
 
 
-def check_sweep(overrides: list[str], *, many: bool) -> None:
+def check_sweep(overrides: list[str], *, many: bool, config_name: str | None = None) -> None:
     """Check that a command asks for several runs if and only if it names a sweep.
+
+    Args:
+        overrides: overrides of the command.
+        many: if true, the command asks for several runs.
+        config_name: value of --config-name.
 
     Raises:
         ConfigError: -m or the sweep is missing, or a key belongs to the other kind of command.
@@ -39,26 +44,36 @@ def check_sweep(overrides: list[str], *, many: bool) -> None:
     added = [one for one in overrides if one.startswith("+") and one.lstrip("+").partition("=")[0] in ("sweep", *_ALL_KEYS)]
     if added:
         raise ConfigError(f"{added[0]} starts with +, which adds keys that a config lacks: leave the + out")
-    chosen = next((override.partition("=")[2] for override in overrides if override.startswith("sweep=")), "null")
-    chosen = None if chosen == "null" else chosen
-    if chosen is not None and "," in chosen:
+    chosen = _sweep_in(overrides)
+    if "," in chosen:
         raise ConfigError(f"sweep={chosen} names several sweeps: choose one of {', '.join(SWEEPS)}")
+    if chosen and config_name not in (None, "config", "config.yaml"):
+        raise ConfigError(
+            f"--config-name {config_name} would not become part of the plan of sweep={chosen}: write what it sets into a preset "
+            "of the group experiment in the folder of --config-dir, and choose that by experiment=NAME"
+        )
     idle = OF_SINGLE_RUNS if many else OF_SWEEPS
     for override in overrides:
         if override.startswith(idle):
             remedy = "name the folder by hydra.sweep.dir" if many else "put -m in front, or leave it out"
             raise ConfigError(f"{override} has no effect on {'a sweep' if many else 'a single run'}: {remedy}")
-    if chosen is not None and not many:
+    if chosen and not many:
         raise ConfigError(f"sweep={chosen} starts several runs: put -m in front, as in python -m esper.train -m sweep={chosen}")
-    for key in (override.partition("=")[0] for override in overrides):
-        owner = next((name for name, kind in SWEEPS.items() if key in sweep_keys(kind)), None)
-        if owner and chosen is None:
+    for key in () if chosen else (override.partition("=")[0] for override in overrides):
+        if owner := next((name for name, kind in SWEEPS.items() if key in sweep_keys(kind)), None):
             raise ConfigError(f"{key} belongs to a sweep: put -m sweep={owner} in front")
+
+
+def _sweep_in(overrides: Sequence[str]) -> str:
+    """Return the name of the sweep that a command chooses; empty if there is none."""
+    chosen = next((one.partition("=")[2] for one in overrides if one.startswith("sweep=")), "")
+    return "" if chosen == "null" else chosen
 
 
 def refuse_another_kind(folder: Path, overrides: Sequence[str], *, many: bool) -> None:
     """Raise ConfigError if a folder holds what this command does not continue: a run, a sweep over values, an experiment."""
-    sweep = next((one.partition("=")[2] for one in overrides if one.startswith("sweep=")), "")
+    sweep = _sweep_in(overrides)
+    kind = next((prefix for prefix in SWEEPS if sweep.startswith(prefix)), None)  # of a preset of one's own, maybe none
     planned = next((name for name in PLANS if (folder / name).exists()), "")
     if many and (folder / CHECKPOINTS).exists():
         found, key = "a run", "hydra.sweep.dir"
@@ -66,8 +81,10 @@ def refuse_another_kind(folder: Path, overrides: Sequence[str], *, many: bool) -
         if resumed := next((one for one in overrides if one.startswith("resume=")), ""):
             raise ConfigError(f"{resumed} names no run: {several_runs(folder)}")
         found, key = "a sweep", "hydra.run.dir"
-    elif many and not sweep and planned:
-        found, key = f"an experiment ({planned})", "hydra.sweep.dir"
+    elif many and planned and (not sweep or kind not in (None, PLANS[planned])):
+        found, key = f"{'an experiment' if PLANS[planned] == 'ab' else 'a tuning'} ({planned})", "hydra.sweep.dir"
+    elif many and kind and next(folder.glob(f"[0-9]*/{CHECKPOINTS}"), None):
+        found, key = "a sweep over values", "hydra.sweep.dir"
     else:
         return
     raise ConfigError(f"{folder} holds {found}: choose another {key}")

@@ -17,19 +17,14 @@ _own_options = ContextVar[str | None]("_own_options", default=None)
 
 
 @contextmanager
-def hydra_at_conf(config_dir: str | None = None) -> Generator[ConfigLoader]:
-    """Initialise Hydra with the YAML folder, without running a command; inside a run, Hydra is ready.
-
-    Args:
-        config_dir: a folder with further options, as in --config-dir; None for that of `options_in`, if there is one.
-    """
+def hydra_at_conf() -> Generator[ConfigLoader]:
+    """Initialise Hydra with the YAML folder and that of `options_in`, without running a command; inside a run, Hydra is ready."""
     if GlobalHydra.instance().is_initialized():
         yield GlobalHydra.instance().config_loader()
         return
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         loader = GlobalHydra.instance().config_loader()
-        folder = config_dir if config_dir is not None else own_options()
-        if folder is not None:
+        if (folder := own_options()) is not None:
             assert isinstance(loader, ConfigLoaderImpl)
             path = loader.get_search_path()
             path.prepend("command-line", f"file://{os.path.abspath(folder)}", "schema")  # where Hydra puts it in a run

@@ -8,7 +8,7 @@ from esper.cli.help import as_typed
 from esper.lab.arms import AA_CONTROL
 from esper.lab.comparison import Comparison
 from esper.lab.design import Design
-from esper.lab.outcomes import is_chosen
+from esper.lab.outcomes import group_of, is_chosen
 from esper.lab.runs import UNSHARED, criterion_of
 from esper.telemetry.tags import in_terms_of
 from esper.text import counted
@@ -58,7 +58,7 @@ def config_table(found: Comparison) -> dict[str, Any] | None:
     arms = list(dict.fromkeys(run.arm for run in found.runs if run.config))
     for run in found.runs:
         for key, value in run.config.items():
-            if key not in UNSHARED and key.split(".")[0] not in UNSHARED:
+            if group_of(key) not in UNSHARED:
                 values.setdefault(key, {}).setdefault(run.arm, set()).add(as_typed(value))
     differing = {key: of for key, of in values.items() if len({frozenset(of.get(arm, ())) for arm in arms}) > 1}
     if not differing:

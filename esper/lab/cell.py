@@ -1,11 +1,13 @@
-"""Cell of an experiment or of a tuning: one planned run, and the overrides that start or resume it."""
+"""Cell of an experiment or of a tuning: one planned run, its config, and the overrides that start or resume it."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 from esper.checkpoint import CheckpointError, Checkpoints, load_run, update_of
+from esper.cli.overrides import config_of
 from esper.cli.quoting import quoted
-from esper.config import ConfigError
+from esper.config import Config, ConfigError
 from esper.training.config_io import is_path
 from esper.training.run_folder import CHECKPOINTS
 
@@ -23,6 +25,11 @@ class Cell:
     def folder(self) -> str:
         """Folder of the run, relative to that of the experiment."""
         return f"{self.arm}/block-{self.block:02d}"
+
+    def config(self) -> Config:
+        """Return the config of the run, without the warnings that the run itself prints."""
+        with warnings.catch_warnings(action="ignore"):
+            return config_of([*self.overrides])
 
     def pending(self, experiment: Path) -> list[str] | None:
         """Return the overrides that start or resume the run; None if it is finished.

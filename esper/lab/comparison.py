@@ -88,7 +88,7 @@ class Comparison:
         settings = {name: got for name, (got, _) in other_settings(self.design, self.config).items()}
         if "outcome" in settings:
             settings.pop("margin", None)  # which has another unit then
-        return [*changes, *(f"no {name}" if value == "[]" else f"{name}={value}" for name, value in settings.items())]
+        return [*changes, *(f"no_{name}" if value == "[]" else f"{name}={value}" for name, value in settings.items())]
 
     @property
     def outcome(self) -> OutcomeSpec:
@@ -260,7 +260,7 @@ def compare(
     finished = [run for run in runs if run.finished]
     refuse_unlike(finished, config.strata, planned=design is not None, overrides=overrides)
     warnings = [*check_runs(runs, folders), *lost_looks(folders), *anomalies(finished, alike_by_plan)]
-    warnings += other_hosts(finished, config.baselines, [*overrides, *alike_by_plan])
+    warnings += other_hosts(finished, config.baselines, overrides)
     warnings += early_baselines(finished, config.baselines, overrides)
     if len(finished) < len(runs) and not config.final:
         log(unfinished(runs, design, folders))

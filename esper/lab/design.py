@@ -95,7 +95,7 @@ class Design:
     def digest(self) -> str:
         """SHA-256 of all but the number of blocks."""
         fixed = {name: value for name, value in asdict(self).items() if name != "blocks"}
-        if not self.plan.score_overrides:  # as before there were any, so that earlier experiments keep their digest
+        if not self.plan.score_overrides:  # so that the digest is that of experiments planned before this key existed
             del fixed["plan"]["score_overrides"]
         return fingerprint(fixed)
 
@@ -142,11 +142,14 @@ class Design:
             and self.plan.well_formed()
         )
 
-    def check_folder(self, folder: Path) -> None:
-        """Raise ConfigError if a folder holds another experiment; the paths of data may differ, since data may have moved."""
-        if not (folder / FILE).exists():
-            return
-        old = Design.load(folder)
+    def as_begun(self, folder: Path) -> "Design":
+        """Return the experiment with the paths of its data, and thus the digest, that a folder holds; itself in a new folder.
+
+        Raises:
+            ConfigError: the folder holds another experiment; only the paths may differ, since data may have moved.
+        """
+        if (old := Design.find(folder)) is None:
+            return self
         fixed, before = ({**asdict(one.plan), **asdict(one)} for one in (self, old))
         if old.digest != self.digest and _without_paths(old).digest != _without_paths(self).digest:
             names = [name for name, value in fixed.items() if name not in ("blocks", "plan") and value != before[name]]
@@ -163,15 +166,7 @@ class Design:
             )
         if self.blocks < old.blocks:
             raise ConfigError(f"{folder} has {old.blocks} blocks, more than blocks={self.blocks}: set blocks={old.blocks}")
-
-    def as_begun(self, folder: Path) -> "Design":
-        """Return the experiment with the paths of its data, and thus the digest, that a folder holds; itself in a new folder.
-
-        Raises:
-            ConfigError: the folder holds another experiment.
-        """
-        self.check_folder(folder)
-        return replace(Design.load(folder), blocks=self.blocks) if (folder / FILE).exists() else self
+        return replace(old, blocks=self.blocks)
 
     def save(self, folder: Path) -> None:
         """Write the design into the folder of the experiment; see `as_begun`.
@@ -182,6 +177,11 @@ class Design:
         begun = self.as_begun(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / FILE, json.dumps(asdict(begun) | {"sha256": begun.digest}, indent=1) + "\n")
+
+    @staticmethod
+    def find(folder: Path) -> "Design | None":
+        """Return the design of the experiment in a folder; None if it holds none. See `load`."""
+        return Design.load(folder) if (folder / FILE).exists() else None
 
     @staticmethod
     def load(folder: Path) -> "Design":

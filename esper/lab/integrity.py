@@ -9,6 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from esper.config import ALIASES, ConfigError, root_key
 from esper.lab.cell import Cell
 from esper.lab.design import FILE, Design
+from esper.lab.outcomes import group_of
 from esper.lab.runs import Run, measures_hosts
 from esper.training import provenance
 from esper.training.config_io import PLACES
@@ -33,13 +34,15 @@ def check_runs(runs: Sequence[Run], folders: Sequence[Path]) -> list[str]:
     by_folder = {run.folder: run for run in runs if run.updates}
     warnings: list[str] = []
     arms: dict[str, tuple[list[str], Path]] = {}
-    for folder in (folder for folder in folders if (folder / FILE).exists()):
-        design = Design.load(folder)
+    for folder in folders:
+        if (design := Design.find(folder)) is None:
+            continue
         _refuse_namesakes(design, arms, folder)
-        for cell in design.cells:
-            if run := by_folder.get(folder / cell.folder):
-                _check_cell(run, cell, design.digest)
-        others = {path.parent for path in folder.glob(f"*/*/{CHECKPOINTS}")} - {folder / cell.folder for cell in design.cells}
+        cells, digest = {folder / cell.folder: cell for cell in design.cells}, design.digest
+        for place, cell in cells.items():
+            if run := by_folder.get(place):
+                _check_cell(run, cell, digest)
+        others = {path.parent for path in folder.glob(f"*/*/{CHECKPOINTS}")} - cells.keys()
         warnings += [f"{other} is not a run of this experiment and was left out: move it elsewhere" for other in sorted(others)]
     versions = {str(run.folder): _versions(run) for run in runs if run.updates}
     return warnings + _other_data(runs) + mixed(versions, "trained", "train the runs of one version again")
@@ -63,7 +66,7 @@ def _other_data(runs: Sequence[Run]) -> list[str]:
     tasks: dict[str, dict[str, list[tuple[str, str]]]] = {}
     first: dict[str, dict[str, Any]] = {}
     for run in (run for run in runs if run.data):
-        task = {key: value for key, value in run.config.items() if key.split(".")[0] in ("task", "host")}
+        task = {key: value for key, value in run.config.items() if group_of(key) in ("task", "host")}
         task |= first.setdefault(f"{run.arm} {run.stratum}", {key: task[key] for key in PLACES if key in task})
         tasks.setdefault(repr(task), {})[str(run.folder)] = [(run.data, run.data)]
     return [

@@ -17,7 +17,7 @@ from typing import Any
 from hydra.types import RunMode
 
 from esper.cli.place import COMMAND
-from esper.lab.design import FILE, Design
+from esper.lab.design import Design
 from esper.pool.local import all_cores
 
 
@@ -47,8 +47,8 @@ def run_context(hydra: Any) -> RunContext:
         return RunContext()
     kind = _kind(hydra.launcher)
     cores = cores_each(hydra.launcher)
-    folder = Path(hydra.sweep.dir)
-    plan = Design.load(folder).digest if (folder / FILE).exists() else None
+    experiment = Design.find(Path(hydra.sweep.dir))
+    plan = experiment.digest if experiment else None
     shared = kind != "BasicLauncher"
     number = int(hydra.job.num) if shared else 0
     return RunContext(name=str(hydra.sweep.subdir), shared=shared, cores=cores, number=number, plan=plan)

@@ -42,7 +42,7 @@ def agreed(folders: Sequence[Path]) -> CompareConfig:
         ConfigError: the file of an experiment is damaged or was edited.
         ValueError: a plan asks for something that does not exist.
     """
-    plans = [as_planned(Design.load(folder).plan) for folder in folders if (folder / FILE).exists()]
+    plans = [as_planned(found.plan) for folder in folders if (found := Design.find(folder))]
     config = CompareConfig()
     for name in (entry.name for entry in fields(CompareConfig)):
         if len({str(getattr(plan, name)) for plan in plans}) == 1:
@@ -70,7 +70,7 @@ def scored_with(folders: Sequence[Path], typed: Sequence[str], outcome: str) -> 
         keys = [(one, one.partition("=")[0]) for one in plan]
         return [given.get(key, one) for one, key in keys if key in given or root_key(one) not in given]
 
-    plans = [Design.load(folder).plan.score_overrides for folder in folders if (folder / FILE).exists()]
+    plans = [found.plan.score_overrides for folder in folders if (found := Design.find(folder))]
     wanted = [changed(plan) for plan in plans]
     if any(plan != wanted[0] for plan in wanted):
         raise ConfigError("these experiments planned different score_overrides: compare them separately")
@@ -84,7 +84,7 @@ def planned(folders: Sequence[Path]) -> Design | None:
     Raises:
         ConfigError: its file is damaged or was edited.
     """
-    return Design.load(folders[0]) if len(folders) == 1 and (folders[0] / FILE).exists() else None
+    return Design.find(folders[0]) if len(folders) == 1 else None
 
 
 def deviations(found: Design | None, config: CompareConfig, overrides: Sequence[str]) -> list[str]:

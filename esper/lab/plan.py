@@ -1,7 +1,6 @@
 """The plan of an experiment, read and checked before the first run."""
 
 import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from esper.cli.overrides import config_of
 from esper.cli.transfer import fitted
 from esper.config import GROUPS, Config, ConfigError, did_you_mean, root_key, standalone_agents
 from esper.lab.arms import has_control, split_overrides
-from esper.lab.design import FILE, AnalysisPlan, Design, command_of, design, typed_overrides
+from esper.lab.design import AnalysisPlan, Design, command_of, design, typed_overrides
 from esper.lab.looks import as_planned
 from esper.lab.outcomes import OUTCOMES, RETURNS, TRAINING, compared, paid_by, refuse_twice
 from esper.lab.roots import check_pilot, repeated
@@ -53,7 +51,7 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
         typed = {override.partition("=")[0].removeprefix("hydra.sweeper.") for override in hydra.overrides.hydra}
         asked = replace(asked, **{key: value for key, value in _read(asked.plan).items() if key not in typed})
     folder = Path(hydra.sweep.dir)
-    begun = Design.load(folder) if (folder / FILE).exists() else None
+    begun = Design.find(folder)
     looks = asked.looks or (begun.plan.looks if begun else [])  # blocks may be added
     if asked.outcome in OUTCOMES and asked.margin is None:
         asked.margin = OUTCOMES[asked.outcome].margin
@@ -159,8 +157,7 @@ def _check_scoring(found: Design) -> None:
         raise ConfigError(f"vary_split=true varies the data of the training, and {shown} scores on one split: remove one of them")
     paid = list[dict[str, Any]]()
     for cell in found.firsts():
-        with warnings.catch_warnings(action="ignore"):  # the runs themselves warn
-            trained = config_of(list(cell.overrides))
+        trained = cell.config()
         try:
             scored = fitted(trained, overrides)
         except ValueError as error:
@@ -219,8 +216,6 @@ def announce(found: Design, folder: Path) -> list[str]:
     """
     plan = found.plan
     verdict = f"verdict at {', '.join(map(str, plan.looks))} blocks"
-    if plan.looks[-1] < MIN_BLOCKS:  # a plan of an earlier version
-        verdict = f"no verdict at any number of blocks, since the last look is below {MIN_BLOCKS}"
     lines = [f"plan {found.digest[:12]}: {plan.outcome}, margin {plan.margin:g}, {verdict}"]
     arms = compared(found.arms, plan.baselines)
     if len(arms) == 1:

@@ -1,7 +1,6 @@
 """Power of an experiment before it runs, and whether more hosts or more blocks would raise it."""
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -11,9 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from esper.cli.overrides import config_of
 from esper.config import FORMER, ConfigError, standalone_agents
-from esper.lab.design import FILE, AnalysisPlan, Design
+from esper.lab.design import AnalysisPlan, Design
 from esper.lab.outcomes import BASELINES, OUTCOMES, compared
 from esper.stats.collapse import collapsed_pair
 from esper.stats.paired import MIN_BLOCKS, likely_spread
@@ -158,8 +156,7 @@ def expected_power(design: Design) -> list[str]:
 
 def _unlike(design: Design, recorded: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the settings of the arms, typed or not, that differ from those of the records."""
-    with warnings.catch_warnings(action="ignore"):  # the runs themselves warn
-        arms = [config_of(list(cell.overrides)) for cell in design.firsts()]
+    arms = [cell.config() for cell in design.firsts()]
     found = {key: [getattr(arm, key) for arm in arms] for key in recorded if key != "score_hosts"}
     found["score_hosts"] = [design.plan.score_hosts]
     pairs = dict.fromkeys((key, str(value)) for key, values in found.items() for value in values)
@@ -217,8 +214,8 @@ def _without_collapses(cells: pd.DataFrame, path: Path, plan: AnalysisPlan, pair
 
 def _elsewhere(plan: AnalysisPlan) -> str:
     """Return what to add to the name of a pilot that was scored on other hosts than planned."""
-    folder = Path(str(plan.pilot))
-    known = Design.load(folder).plan.score_overrides if (folder / FILE).exists() else []
+    pilot = Design.find(Path(str(plan.pilot)))
+    known = pilot.plan.score_overrides if pilot else []
     return "" if known == plan.score_overrides else ", which was scored with other overrides"
 
 

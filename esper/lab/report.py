@@ -24,7 +24,7 @@ from esper.lab.costs import PARTS
 from esper.lab.design import command_of
 from esper.lab.figures import Drawing, draw, page_links
 from esper.lab.outcomes import OUTCOMES
-from esper.lab.tables import blocks_of, grown, latex, p_of, spreads, tested, varies
+from esper.lab.tables import blocks_of, grown, latex, p_values, spreads, tested, varies
 from esper.telemetry.seed_table import HEAD as HEADS
 from esper.telemetry.seed_table import LEGEND, TITLE, rows_of
 from esper.telemetry.tags import in_terms_of
@@ -131,17 +131,14 @@ def _number(value: float) -> str:
 
 
 def _cells(row: Any) -> list[str]:
-    """Return the cells of one difference; p values of an A/A control need no correction, and there are none without a test."""
-    p, p_within = (row.p, row.p_equivalence) if row.verdict == "control" else (row.p_holm, row.p_equivalence_holm)
-    known = tested(row)
+    """Return the cells of one difference."""
     return [
         f"{row.first} - {row.second}",
         blocks_of(row),
         _interval(row.mean, *(row.low, row.high) if spreads(row) else (row.mean, row.mean)),
         _interval(row.iqm, *(row.iqm_low, row.iqm_high) if row.spread else (row.iqm, row.iqm)),
-        f"{row.improvement:.2f}" if known else "",
-        p_of(p) if known else "",
-        p_of(p_within) if known else "",
+        f"{row.improvement:.2f}" if tested(row) else "",
+        *p_values(row),
         row.verdict,
     ]
 
@@ -328,5 +325,4 @@ def _file_name(name: str, changes: Sequence[str]) -> str:
     """Return the name of a file, with evaluation overrides and another outcome than the planned one, if any, so that it does not
     replace the report that was planned."""
     stem, _, kind = name.partition(".")
-    words = [f"no_{one.removeprefix('no ')}" if one.startswith("no ") else one for one in changes]  # as in "no baselines"
-    return f"{stem}_{slug(words)}.{kind}" if changes else name
+    return f"{stem}_{slug(changes)}.{kind}" if changes else name

@@ -8,8 +8,11 @@ from esper.lab.design import FILE, Design
 
 
 def new_root(*facts: object) -> int:
-    """Return one of 2^31 roots for the experiment that follows on another one, or on a tuning, with these facts. No other facts
-    lead to it (but for chance), and the same facts always do, so that a repeated comparison proposes the same experiment."""
+    """Return a root in [0, 2^31) for the experiment that follows on another one, or on a tuning, with these facts.
+
+    The same facts give the same root, so that a repeated comparison proposes the same experiment; other facts give another one,
+    but for chance.
+    """
     return int(fingerprint(facts)[:8], 16) >> 1
 
 
@@ -36,11 +39,11 @@ def check_pilot(design: Design) -> None:
     """Raise ConfigError if the blocks of an experiment are those of its pilot."""
     if design.plan.pilot is None:
         return
-    folder = Path(design.plan.pilot)
-    if (folder / FILE).exists() and Design.load(folder).root == design.root:
+    pilot = Design.find(Path(design.plan.pilot))
+    if pilot and pilot.root == design.root:
         raise ConfigError(
-            f"pilot={folder} has root={design.root}, too, so its blocks would be repeated and counted twice: set a new root, as "
-            f"in root={new_root(design.digest)}"
+            f"pilot={design.plan.pilot} has root={design.root}, too, so its blocks would be repeated and counted twice: set a "
+            f"new root, as in root={new_root(design.digest)}"
         )
 
 

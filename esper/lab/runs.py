@@ -107,10 +107,10 @@ def find_runs(folders: Sequence[Path], strata: Sequence[str] = ()) -> list[Run]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder: name the folder of an experiment, or of its runs")
-        if (folder / FILE).exists():
-            design = Design.load(folder)
-            cells = sorted(design.cells, key=lambda cell: list(design.arms).index(cell.arm))
-            read = [_read(folder / cell.folder, cell.arm, cell.block, design.seeds[cell.block]) for cell in cells]
+        if design := Design.find(folder):
+            seeds, arms = design.seeds, list(design.arms)
+            cells = sorted(design.cells, key=lambda cell: arms.index(cell.arm))
+            read = [_read(folder / cell.folder, cell.arm, cell.block, seeds[cell.block]) for cell in cells]
             setting = next((run.config for run in read if run.config), dict[str, Any]())
             found += [replace(run, stratum=_setting(run.config or setting, strata)) for run in read]
         elif nested := sorted(path.parent for path in folder.rglob(FILE)):

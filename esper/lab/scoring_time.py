@@ -1,10 +1,8 @@
 """How long `esper.compare` will take to score the policies of an experiment, told beside the time of their training."""
 
-import warnings
 from pathlib import Path
 from statistics import median
 
-from esper.cli.overrides import config_of
 from esper.cli.transfer import fitted
 from esper.config import Config
 from esper.lab.design import Design
@@ -27,15 +25,9 @@ def host_epochs(found: Design, config: Config) -> int:
     return (2 if config.agent.greedy else 1) * found.plan.score_hosts * scored.steps
 
 
-def configs_of(found: Design) -> dict[str, Config]:
-    """Return the config of a run of each arm."""
-    with warnings.catch_warnings(action="ignore"):  # the runs themselves warn
-        return {cell.arm: config_of(list(cell.overrides)) for cell in found.firsts()}
-
-
 def scoring_share(found: Design) -> float:
     """Return the time of scoring the policies of an experiment over that of their training: the ratio of host epochs."""
-    configs = configs_of(found).values()
+    configs = [cell.config() for cell in found.firsts()]
     return sum(host_epochs(found, one) for one in configs) / sum(one.updates * one.hosts * one.steps for one in configs)
 
 
@@ -60,7 +52,7 @@ def after(found: Design, folder: Path) -> str:
     if all(any((folder / cell.folder).glob("scored_*.json")) for cell in found.cells):
         return ""
     # The median, as the first update of a process is slower.
-    epochs, grown = {arm: host_epochs(found, config) for arm, config in configs_of(found).items()}, 0.0
+    epochs, grown = {cell.arm: host_epochs(found, cell.config()) for cell in found.firsts()}, 0.0
     for cell in found.cells:
         path = folder / cell.folder / "times.jsonl"
         speeds = [record["time/host_epochs_per_second"] for record in read_records(path)] if path.exists() else []

@@ -55,12 +55,11 @@ class CellSweeper(Sweeper):
     def __init__(self, **arguments: Any) -> None:
         self.arguments = arguments
         """Arguments of the sweep, as Hydra parsed them."""
-        self.hydra_context: HydraContext | None = None
         self.config: DictConfig | None = None
         self.launcher: Launcher | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.hydra_context, self.config = hydra_context, config
+        self.config = config
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     @property
@@ -130,9 +129,9 @@ class BlockSweeper(CellSweeper):
         outcome, or cannot be compared by it."""
         from esper.lab.plan import check_arms, experiment
 
-        found = experiment(hydra, common)
-        found.check_folder(Path(hydra.sweep.dir))
-        if not (Path(hydra.sweep.dir) / FILE).exists():  # an experiment that has begun is resumed as it is
+        folder = Path(hydra.sweep.dir)
+        found = experiment(hydra, common).as_begun(folder)
+        if not (folder / FILE).exists():  # an experiment that has begun is resumed as it is
             _check_measured(found.plan.outcome, configs)
             check_arms(found, configs[: len(found.arms)])
 
@@ -213,7 +212,7 @@ class TuneSweeper(CellSweeper):
         """Return the reason why these overrides, valid one by one, do not fit together; None if they do."""
         try:
             with warnings.catch_warnings(action="ignore"):  # the run itself warns
-                config_of(overrides, self.config.hydra.job.config_name if self.config else "config")
+                config_of(overrides)
         except ConfigError as error:
             return str(error)
         return None

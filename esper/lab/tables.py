@@ -1,7 +1,7 @@
 """Tables of a comparison for other programs: one row per held-out host, and the differences in LaTeX."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -22,13 +22,10 @@ def host_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
         scoring: settings.
     """
     parts: list[pd.DataFrame] = []
-    for run in runs:
-        scored = scoring.read(run)
-        for name, rows in scored["rows"].items():
-            if name in POLICIES or (name in scoring.baselines and run.arm == scoring.arm):
-                cell = {"arm": run.arm if name in POLICIES else name, "controller": name, "block": run.block}
-                values = {"kind": rows["instance"]} | {key: rows[key] for key in scoring.outcomes if key in rows}
-                parts.append(pd.DataFrame({**cell, "host": range(scoring.hosts), **values}))
+    for run, name, arm, rows in _controllers(runs, scoring, POLICIES):
+        cell = {"arm": arm, "controller": name, "block": run.block}
+        values = {"kind": rows["instance"]} | {key: rows[key] for key in scoring.outcomes if key in rows}
+        parts.append(pd.DataFrame({**cell, "host": range(scoring.hosts), **values}))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -42,14 +39,26 @@ def seed_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
         scoring: settings.
     """
     found: list[dict[str, Any]] = []
-    for run in runs:
-        scored = scoring.read(run)
-        for name, rows in scored["rows"].items():
-            if name == "policy" or (name in scoring.baselines and run.arm == scoring.arm):
-                cell = {"arm": run.arm if name == "policy" else name, "block": run.block}
-                for host, seeds in enumerate(rows.get("seeds", [])):
-                    found += [{**cell, "kind": rows["instance"][host], "host": host, **seed} for seed in seeds]
+    for run, _, arm, rows in _controllers(runs, scoring, ("policy",)):
+        for host, seeds in enumerate(rows.get("seeds", [])):
+            found += [{"arm": arm, "block": run.block, "kind": rows["instance"][host], "host": host, **seed} for seed in seeds]
     return pd.DataFrame(found, columns=["arm", "block", "kind", *(entry.name for entry in fields(Seed))])
+
+
+def _controllers(runs: Sequence[Run], scoring: Scoring, policies: Sequence[str]) -> Iterator[tuple[Run, str, str, Any]]:
+    """Yield what was scored of each run: the run, the controller, its arm, and its rows. Baselines grow the hosts of one arm.
+
+    Args:
+        runs: finished runs, scored with these settings.
+        scoring: settings.
+        policies: names of the controllers that belong to the arm of their run.
+    """
+    for run in runs:
+        for name, rows in scoring.read(run)["rows"].items():
+            if name in policies:
+                yield run, name, run.arm, rows
+            elif name in scoring.baselines and run.arm == scoring.arm:
+                yield run, name, name, rows
 
 
 def grown(hosts: pd.DataFrame, seeds: pd.DataFrame) -> dict[str, dict[tuple[str, str], SeedStats]]:
@@ -90,8 +99,18 @@ def blocks_of(row: Any) -> str:
     return f"{row.blocks} ({left_out})" if left_out else str(row.blocks)
 
 
-def p_of(value: float) -> str:
-    """Return a p value as text."""
+def p_values(row: Any) -> tuple[str, str]:
+    """Return the p values of a row of differences.csv as text: of the difference, and of its being within the margin.
+
+    They are corrected for the number of pairs, except for an A/A control, which needs none, and empty without a test.
+    """
+    if not tested(row):
+        return "", ""
+    pair = (row.p, row.p_equivalence) if row.verdict == "control" else (row.p_holm, row.p_equivalence_holm)
+    return _p_of(pair[0]), _p_of(pair[1])
+
+
+def _p_of(value: float) -> str:
     return "< 0.0001" if value < 0.0001 else f"{value:.3g}"
 
 
@@ -125,8 +144,7 @@ def latex(differences: pd.DataFrame) -> str:
             "blocks": blocks_of(row),
             "difference": f"{row.mean:.4g}",
             "95 % interval": f"{row.low:.4g} to {row.high:.4g}" if math.isfinite(row.low) else "",
-            "p": p_of(row.p if row.verdict == "control" else row.p_holm) if tested(row) else "",  # a control needs no correction
-            "p within": p_of(row.p_equivalence if row.verdict == "control" else row.p_equivalence_holm) if tested(row) else "",
+            **dict(zip(("p", "p within"), p_values(row), strict=True)),
             "verdict": row.verdict,
         }
         for row in measured.itertuples()

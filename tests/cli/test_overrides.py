@@ -16,7 +16,7 @@ from esper import config as C
 from esper.cli import overrides as checks
 from esper.cli.overrides import check
 from esper.cli.quoting import quoted, unquoted
-from esper.cli.search_path import hydra_at_conf
+from esper.cli.search_path import hydra_at_conf, options_in
 from esper.config import ConfigError
 from esper.plugins import register
 from esper.task.digits import DigitsConfig
@@ -170,7 +170,7 @@ def test_a_quoted_value_is_read_back_unchanged(value: str) -> None:
 def test_a_mistake_in_a_preset_is_one_sentence(tmp_path: Path, preset: str, sentence: str) -> None:
     (tmp_path / "reward").mkdir()
     (tmp_path / "reward" / "mine.yaml").write_text(preset)
-    with hydra_at_conf(str(tmp_path)), pytest.raises(ConfigError) as raised:
+    with options_in(str(tmp_path)), hydra_at_conf(), pytest.raises(ConfigError) as raised:
         check(["reward=mine"])
     assert str(raised.value).startswith(f"the preset reward=mine {sentence}")
 
@@ -200,6 +200,6 @@ def test_a_default_of_a_task_that_does_not_exist_is_named(group: str, brought: A
 def test_a_mistake_in_an_experiment_is_one_sentence(tmp_path: Path, preset: str, sentence: str) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{preset}")
-    with hydra_at_conf(str(tmp_path)), pytest.raises(ConfigError) as raised:
+    with options_in(str(tmp_path)), hydra_at_conf(), pytest.raises(ConfigError) as raised:
         check(["experiment=mine"])
     assert str(raised.value).startswith(f"the preset experiment=mine {sentence}")

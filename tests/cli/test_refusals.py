@@ -51,10 +51,15 @@ ARMS = "arms=reward: shaped,sparse"
             ["--config-name", "nope"],
             "--config-name nope is not a config: choose from config",
         ),
+        (
+            ["-m", "sweep=ab", ARMS, "--config-name", "config_of_mine", "--config-dir", "."],
+            "--config-name config_of_mine would not become part of the plan of sweep=ab: write what it sets into a preset of ",
+        ),
         (["devices=cuda:0,cpu"], r"or write 'devices=\[cuda:0,cpu\]' for all of them in one run"),
     ],
 )
-def test_a_command_with_a_misplaced_key_is_refused(ask, words: list[str], sentence: str) -> None:  # noqa: F811
+def test_a_command_with_a_misplaced_key_is_refused(ask, tmp_path: Path, words: list[str], sentence: str) -> None:  # noqa: F811
+    (tmp_path / "config_of_mine.yaml").write_text("defaults: [config, _self_]\n")
     code, err, reached = ask(*words)
     assert (code, reached, err.count("\n")) == (2, False, 1)
     assert re.search(sentence, err), err
@@ -81,13 +86,29 @@ def test_a_command_with_a_misplaced_key_is_refused(ask, words: list[str], senten
             ["-m", "seed=1,2", "hydra.sweep.dir=out"],
             r"esper: out holds an experiment \(design.json\): choose a",
         ),
+        (
+            "tuning.json",
+            ["-m", "sweep=ab", ARMS, "hydra.sweep.dir=out"],
+            r"esper: out holds a tuning \(tuning.json\): choose another hydra.sweep.dir",
+        ),
+        (
+            "design.json",
+            ["-m", "sweep=tune", "agent.hidden=16,32", "hydra.sweep.dir=out"],
+            r"esper: out holds an experiment \(design.json\): choose another hydra.sweep.dir",
+        ),
+        (
+            "0/checkpoints/",
+            ["-m", "sweep=ab", ARMS, "hydra.sweep.dir=out"],
+            "esper: out holds a sweep over values: choose another hydra.sweep.dir",
+        ),
+        ("0/checkpoints/", ["-m", "seed=1,2", "hydra.sweep.dir=out"], ""),
         ("notes.txt", ["hydra.run.dir=out"], ""),
         ("multirun.yaml", ["-m", "seed=1,2", "hydra.sweep.dir=out"], ""),
     ],
 )
 def test_a_folder_holds_one_thing(ask, tmp_path: Path, there: str, words: list[str], sentence: str) -> None:  # noqa: F811
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / there).mkdir() if there.endswith("/") else (tmp_path / "out" / there).write_text("")
+    (tmp_path / "out" / there).mkdir(parents=True) if there.endswith("/") else (tmp_path / "out" / there).write_text("")
     code, err, reached = ask(*words)
     assert (code, reached) == ((2, False) if sentence else (0, True)), err
     assert re.match(sentence, err), err
@@ -141,3 +162,9 @@ def test_keys_without_effect_in_the_sandbox_are_refused_in_an_evaluation_too() -
     with pytest.raises(ConfigError, match=r"^task=mnist5k has no effect with env=sandbox: leave it out$"):
         check_over(saved, ["task=mnist5k"])
     assert check_over(saved, ["steps=9"]).steps == 9
+
+
+def test_runs_on_this_machine_are_checked_and_those_on_others_are_not(ask) -> None:  # noqa: F811
+    for launcher, address, code in (("joblib", (), 2), ("esper_ray", ("null",), 2), ("esper_ray", ("auto",), 0)):
+        words = [f"hydra/launcher={launcher}", *(f"hydra.launcher.address={one}" for one in address)]
+        assert ask("-m", "seed=1,2", *words, "devices=[cuda:9]")[0] == code, (launcher, address)

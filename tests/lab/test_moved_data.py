@@ -186,8 +186,9 @@ def test_arms_with_different_files_go_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert "/block-00 was started on other data" in trained(monkeypatch, *ab, arms.format(place="new/"), "blocks=2", *RUN)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_options_of_ones_own_are_found_again(
     workers: int, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

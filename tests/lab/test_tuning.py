@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import OmegaConf
 
 from esper.cli import command as cli
 from esper.cli.command import spelled_out
@@ -188,17 +187,12 @@ def test_a_tuning_goes_on_without_a_trial_that_always_fails(
     assert "trial-004: " in shown
 
 
-def test_values_that_do_not_fit_together_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_do_not_fit_together_are_a_fault() -> None:
     sweeper = TuneSweeper(**CONFIG)
     assert sweeper._fault(["sweep=tune", "agent.hidden=32"]) is None  # pyright: ignore[reportPrivateUsage]
     fault = sweeper._fault(["hosts=4", "agent.minibatches=8"])  # pyright: ignore[reportPrivateUsage]
     assert fault is not None
     assert "agent.minibatches" in fault
-    names: list[str] = []
-    monkeypatch.setattr("esper.lab.sweepers.config_of", lambda _, name: names.append(name))
-    sweeper.config = OmegaConf.create({"hydra": {"job": {"config_name": "other"}}})
-    assert sweeper._fault(["agent.hidden=32"]) is None  # pyright: ignore[reportPrivateUsage]
-    assert names == ["other"], "the config that --config-name chose"
 
 
 def test_the_command_that_confirms_keeps_values_with_spaces(tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ def test_repeated_updates_are_recorded_once_and_missing_ones_are_sent(tmp_path: 
     skip_absent()
 
 
+@pytest.mark.slow
 def test_runs_of_a_sweep_are_runs_of_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two at a time, which create the database, the experiment and the repository at the same time."""
     (tmp_path / "mlflow.db").unlink(missing_ok=True)
