@@ -22,6 +22,7 @@ from esper.cli.overrides import check
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import side_by_side
 from esper.growth.loss import LastSegment
+from esper.pool.devices import compute_exactly
 from esper.task.instances import Split
 from esper.task.loading import load_task
 
@@ -81,6 +82,7 @@ def main() -> None:
     if given.quick:
         given.members, given.rounds = 2, 1
     torch.set_num_threads(1)
+    compute_exactly([torch.device(given.device)])
     with TemporaryDirectory() as folder:
         for task, members in TASKS.items():
             if given.quick and task == "digits_mlp":  # python_text has linear layers, too

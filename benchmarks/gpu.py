@@ -37,6 +37,7 @@ from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.cli.overrides import check
 from esper.env.base import Environment, EpisodeRecord
 from esper.fusion.convolution import by_matrices, contained
+from esper.pool.devices import compute_exactly
 from esper.task.cifar import RECORDS
 from esper.task.instances import Split
 from esper.training.environment import build_env
@@ -145,6 +146,7 @@ def measure_roofs(clock: Clock, quick: bool) -> Iterator[Row]:
         clock.seconds(repeat)
         yield {"roof": f"matmul {name} [TFLOP/s]", "value": round(2 * side**3 * count / clock.seconds(repeat) / 1e12, 2)}
     torch.backends.cuda.matmul.allow_tf32 = False
+    compute_exactly([clock.device])
 
 
 def _repeat(work: Callable[[], object], count: int) -> None:
@@ -379,6 +381,7 @@ def main() -> None:
     if not torch.cuda.is_available() and not given.quick:
         parser.error("there is no CUDA device: run this on a machine with one, or add --quick")
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    compute_exactly([device])
     clock, record = Clock(device, given.minutes, quick=given.quick), {"hardware": [hardware(device)]}
     with TemporaryDirectory() as name:
         folder = Path(name)

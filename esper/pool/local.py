@@ -68,8 +68,9 @@ class ShardPool(HostPool):
         self._sensors: dict[torch.device, PotentialSensor] = {}
         # One intra-op thread per shard: kernels this small do not benefit from more threads, which spin while they wait for each
         # other. Next to a busy process, that took a hundred times as long.
-        workers = max(available_cores(), len(devices))
-        self._pool = ThreadPoolExecutor(workers, "shard", torch.set_num_threads, (1,))
+        self._workers = max(available_cores(), len(devices))
+        self._pool = ThreadPoolExecutor(self._workers, "shard", torch.set_num_threads, (1,))
+        self._threads: list[ThreadPoolExecutor] = []  # of a shard on a GPU always the same
         self._sensing = ThreadPoolExecutor(1, "sensor", torch.set_num_threads, (1,))
         self._underway: list[Future[Any]] = []
         self.deal(devices)
@@ -86,6 +87,10 @@ class ShardPool(HostPool):
         graphs = {find_device(name): config.graphs for name, config in self.parts.devices.items()}
         shards = Counter(device for device, _ in self.places)
         self._lanes = [Lane(device, graphs=graphs[device] and shards[device] <= STREAMS) for device, _ in self.places]
+        threads = min(self._workers, sum(device.type == "cuda" for device, _ in self.places))
+        self._threads += [
+            ThreadPoolExecutor(1, "shard", torch.set_num_threads, (1,)) for _ in range(threads - len(self._threads))
+        ]
 
     def start(self, sampler: HostSampler, views: Sequence[DataView], hosts: Sequence[nn.Module] | None = None) -> None:
         """See `HostPool.start`."""
@@ -233,7 +238,8 @@ class ShardPool(HostPool):
 
     def close(self) -> None:
         """Stop the threads, and release the hosts and the data."""
-        self._pool.shutdown(cancel_futures=True)
+        for threads in (self._pool, *self._threads):
+            threads.shutdown(cancel_futures=True)
         self._sensing.shutdown()
         self.shards, self._lanes, self._sensors, self._data = [], [], {}, {}
 
@@ -261,9 +267,15 @@ class ShardPool(HostPool):
                 return work(shard, rows)
 
         dealt = zip(self.shards, self.places, strict=True)
-        begun = [self._pool.submit(run, index, shard, rows) for index, (shard, (_, rows)) in enumerate(dealt)]
+        begun = [self._thread_of(index).submit(run, index, shard, rows) for index, (shard, (_, rows)) in enumerate(dealt)]
         self._underway = [*(one for one in self._underway if not one.done()), *begun]
         return begun
+
+    def _thread_of(self, index: int) -> ThreadPoolExecutor:
+        """Return the threads in which a shard works. On a GPU it is always the same one: cuBLAS keeps memory for every pair of
+        thread and stream, and must be initialised in a thread before a capture."""
+        on_gpu = self.places[index][0].type == "cuda"
+        return self._threads[index % len(self._threads)] if on_gpu else self._pool
 
 
 def return_memory() -> None:

@@ -299,6 +299,7 @@ class Shard:
         parts = [MeasuredPart(slice(start, start + batch), test, chosen) for start in range(0, samples, batch)]
         with data.parts(parts):
             for part in parts:
+                self.lane.give_way()
                 x, y_MBT, weight_MBT = data.measured(part, tree.members)
                 logits, y_PBT = network.path_logits(x, tree), y_MBT[owner_P]
                 loss_PBT = objective.losses(logits, y_PBT.flatten(1)).view_as(y_PBT).double()

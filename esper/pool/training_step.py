@@ -8,6 +8,7 @@ change in place, and batches and learning rates are copied to where the graph re
 
 # M members, B batch
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from warnings import warn
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from esper.growth.network import GrowingNetwork
 from esper.growth.objective import Objective
+from esper.memory import memory_shortage
 from esper.notices import UserNotice
 from esper.optimisers.base import StepSettings
 from esper.pool.lane import Lane
@@ -37,16 +39,16 @@ class TrainingStep:
         self._replay: Callable[[], None] | None = None
         self._parts: Parts = ()
         self._rates = tuple(torch.empty(network.members, 1, device=network.device) for _ in range(2))
-        self._warm = False
+        self._warmed: int | None = None
+        """Thread that took a step since the roles last changed. In another one, cuBLAS must be initialised before a capture."""
 
     def begin(self) -> Tensor:
         """Begin an epoch: return the sums of losses `[M]`, to which each step adds, set to zero."""
-        self._warm = False  # the next call may come from another thread, where cuBLAS must be initialised before a capture
         return self._losses_M.zero_()
 
     def forget(self) -> None:
         """Drop the graph: the roles of seeds change."""
-        self._replay, self._warm = None, False
+        self._replay, self._warmed = None, None
 
     def take(self, parts: Parts, progress: float, hooks: GradientHooks | None = None, *, left: int = 0) -> None:
         """Take a step on a batch.
@@ -58,6 +60,7 @@ class TrainingStep:
             hooks: see `GrowingNetwork.backward`; only in the last batch.
             left: batches that follow in this epoch; 0 in the last one.
         """
+        self._lane.give_way()
         settings = self._network.begin_step(progress)
         if left and self._can_replay(parts, settings, left):
             assert self._replay is not None
@@ -65,7 +68,7 @@ class TrainingStep:
             self._replay()
             return
         self._work(parts, *settings, hooks, last=not left)
-        self._warm = True
+        self._warmed = threading.get_ident()
 
     def _work(
         self, parts: Parts, host: StepSettings, seed: StepSettings, hooks: GradientHooks | None = None, *, last: bool = False
@@ -86,7 +89,8 @@ class TrainingStep:
         """Return whether there is a graph for a batch; capture one if there is none and it pays."""
         if [[one.shape for one in part] for part in parts] != [[one.shape for one in part] for part in self._parts]:
             self._replay = None
-        if self._replay is None and self._lane.graphs and self._warm and left >= WORTHWHILE:
+        warm = self._warmed == threading.get_ident()
+        if self._replay is None and self._lane.graphs and warm and left >= WORTHWHILE:
             self._parts = [(x.clone(), y_MB.clone()) for x, y_MB in parts]
             host, seed = (replace(one, learning_rate=rate) for one, rate in zip(settings, self._rates, strict=True))
             try:
@@ -111,7 +115,7 @@ class TrainingStep:
         self._lane.disable_graphs()
         self._parts = ()
         self._network.drop_gradients()
-        reason = str(error).strip().partition("\n")[0]
+        reason = memory_shortage(error) or str(error).strip().partition("\n")[0]
         warn(
             f"the training step cannot be captured as a CUDA graph ({reason}): it runs more slowly without one; "
             "devices.<name>.graphs=false silences this warning",

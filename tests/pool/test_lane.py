@@ -2,11 +2,12 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
 
 import pytest
 import torch
 
-from esper.pool.lane import Lane
+from esper.pool.lane import Lane, Turns
 
 
 class Graph:
@@ -38,3 +39,42 @@ def test_lanes_capture_one_after_another_also_after_a_failure(monkeypatch: pytes
     with ThreadPoolExecutor(len(lanes)) as threads:
         list(threads.map(lambda lane: lane.captured(lambda: time.sleep(0.05)), lanes))
     assert (Graph.most, Graph.underway) == (1, 0)
+
+
+def test_lanes_pause_between_two_batches_while_others_capture() -> None:
+    turns, lanes, done = Turns(), ["a", "b", "c", "d"], list[tuple[str, str]]()
+    underway, wrong = set[str](), list[set[str]]()
+
+    def work(lane: str) -> None:
+        """Take ten batches; lanes a and b capture before the third one, as shards do whose seeds have new roles."""
+        turns.enter(lane)
+        for batch in range(10):
+            turns.give_way(lane)
+            if batch == 2 and lane in "ab":
+                with turns.alone(lane):
+                    wrong.extend([{*underway}] * bool(underway))
+                    time.sleep(0.02)
+                    wrong.extend([{*underway}] * bool(underway))
+                    done.append((lane, "captured"))
+            underway.add(lane)
+            time.sleep(0.002)
+            underway.discard(lane)
+        done.append((lane, "trained"))
+        turns.leave(lane)
+
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        list(threads.map(work, lanes))
+    assert not wrong, "a batch ran beside a capture"
+    order = [done.index((lane, what)) for what in ("captured", "trained") for lane in "ab"]
+    assert max(order[:2]) < min(done.index((lane, "trained")) for lane in "cd"), "captures do not wait for whole epochs"
+
+
+def test_after_a_capture_that_failed_others_go_on() -> None:
+    turns, went_on = Turns(), Event()
+    turns.enter("a")
+    with pytest.raises(RuntimeError), turns.alone("a"):
+        fail()
+    turns.leave("a")
+    thread = Thread(target=lambda: (turns.enter("b"), went_on.set(), turns.leave("b")), daemon=True)
+    thread.start()
+    assert went_on.wait(10)

@@ -3,8 +3,10 @@
 # B batch, H heads, T positions, C channels
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from threading import Lock
 from typing import Any, ClassVar
 from warnings import warn
@@ -22,6 +24,8 @@ from esper.seeds.blueprints.base import BlueprintConfig, born_as_zero
 
 FLEX_WIDTH = 16
 """Minimum width of a head in the kernel of `flex_attention`."""
+COMPILATIONS = 64
+"""Maximum number of variants of the kernel that are compiled in a process."""
 
 
 class SqueezeExcite(nn.Module):
@@ -84,8 +88,10 @@ def by_flex(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tens
     """Compute attention within a causal window by `flex_attention`, compiled if the device is a GPU."""
     run: Any = _compiled() if q_BHTC.is_cuda else flex.flex_attention
     # While it traces the backward, torch waits for the GPU's autograd thread, in which another shard's backward may wait for this
-    # trace to end: a deadlock. So the tracing thread runs autograd itself.
-    with _compiling, torch.autograd.set_multithreading_enabled(False):
+    # trace to end: a deadlock. So the tracing thread runs autograd itself. It compiles the backward at once: later, torch would
+    # refuse the compiled function to another shard meanwhile.
+    at_once = _backward_at_once() if q_BHTC.is_cuda else nullcontext()
+    with _compiling, torch.autograd.set_multithreading_enabled(False), at_once:
         block_mask = _block_mask(q_BHTC.shape[2], window, q_BHTC.device)
         return run(q_BHTC.contiguous(), k_BHTC.contiguous(), v_BHTC.contiguous(), block_mask=block_mask)
 
@@ -134,7 +140,17 @@ _compiles: bool | None = None
 
 @cache
 def _compiled() -> Any:
+    # For windows, lengths, precisions and modes; beyond the limit, torch would compute without the kernel, and all scores.
+    config: Any = import_module("torch._dynamo.config")
+    config.recompile_limit = max(COMPILATIONS, config.recompile_limit)
     return torch.compile(flex.flex_attention)
+
+
+def _backward_at_once() -> AbstractContextManager[object]:
+    """Return a context in which torch compiles a backward together with its forward, if this version can."""
+    config: Any = import_module("torch._functorch.config")
+    key = "force_non_lazy_backward_lowering"
+    return config.patch({key: True}) if hasattr(config, key) else nullcontext()
 
 
 @cache
