@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> None:
 
         with options_in(own_options() or config_dir_of(folders)):
             found = compare(folders, config, overrides=overrides, log=log)
-        look = {"config": asdict(config), "overrides": found.overrides, "sentences": found.sentences()}
+        look = {"config": asdict(config), "overrides": found.overrides, "sentences": found.sentences}
         try:
             record_look(folders, found.runs, look)
         finally:  # of a folder that cannot be written to

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from esper.training.config_io import without_paths
 from esper.training.provenance import versions
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """An experiment with its outcomes and verdicts."""
 
@@ -99,6 +100,7 @@ class Comparison:
         """Return one outcome as a table of blocks by arms."""
         return wide(self.outcomes, outcome)
 
+    @cached_property
     def sentences(self) -> list[str]:
         """Return the verdicts and their limitations, most important first."""
         results = self.results[self.config.outcome]

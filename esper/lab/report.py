@@ -175,8 +175,8 @@ def show(found: Comparison, console: Console, said: Sequence[str] = ()) -> None:
         said: lines that were printed before; sentences among them are counted instead of repeated.
     """
     before = {in_terms_of(found.score, line) for line in said}
-    sentences = [sentence for sentence in found.sentences() if sentence not in before]
-    if repeated := len(found.sentences()) - len(sentences):
+    sentences = [sentence for sentence in found.sentences if sentence not in before]
+    if repeated := len(found.sentences) - len(sentences):
         sentences.append(f"read this with the {counted(repeated, 'warning')} above the scores")
     for sentence in sentences:
         console.print(escape(sentence), highlight=False, soft_wrap="python -m" in sentence)
@@ -228,13 +228,13 @@ def _print(console: Console, caption: str, head: Sequence[str], rows: Sequence[S
 def summary(found: Comparison) -> dict[str, Any]:
     """Return all numbers as plain values; None for NaN and infinity, which JSON lacks."""
     return {
-        "sentences": found.sentences(),
+        "sentences": found.sentences,
         "plan": None if found.design is None else {"sha256": found.design.digest, **asdict(found.design)},
         "exploratory": bool(found.deviations),
         "deviations": found.deviations,
         "config": asdict(found.config),
         "overrides": list(found.overrides),
-        "warnings": [line.removeprefix(WARNING) for line in found.sentences() if line.startswith(WARNING)],
+        "warnings": [line.removeprefix(WARNING) for line in found.sentences if line.startswith(WARNING)],
         "runs": [
             {name: getattr(run, name) for name in ("arm", "block", "stratum", "seed", "status")} | {"folder": str(run.folder)}
             for run in found.runs
@@ -286,7 +286,7 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
 
 def _page(found: Comparison, drawings: Sequence[Drawing], command: str) -> str:
     """Return the report as HTML, with the figures inside."""
-    outcome, sentences = in_terms_of(found.score, found.outcome.label), found.sentences()
+    outcome, sentences = in_terms_of(found.score, found.outcome.label), found.sentences
     count = 1 if found.deviations else max(1, len(found.results[found.config.outcome]))  # without results, a sentence says so
     page = PAGE.from_string((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
     return page.render(

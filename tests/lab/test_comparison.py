@@ -1,6 +1,7 @@
 """Comparisons of simulated outcomes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def compared(
 def test_the_better_arm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((3, 12))
     found = compared(monkeypatch, {"a": noise[0] + 60, "b": noise[1] + 66, AA_CONTROL: noise[2] + 60})
-    better, control, *_ = found.sentences()
+    better, control, *_ = found.sentences
     assert better.startswith("b is better than a by ")
     assert "; collapsed runs: a 0 of 12" in better
     assert control.startswith("A/A control: a minus its copy with other policy seeds is")
@@ -77,7 +78,7 @@ def test_the_better_arm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("blocks", [3, 12])
 def test_a_control_that_repeats_its_arm_shows_nothing(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((2, blocks))
-    lines = compared(monkeypatch, {"a": noise[0], "b": noise[1], AA_CONTROL: noise[0]}).sentences()
+    lines = compared(monkeypatch, {"a": noise[0], "b": noise[1], AA_CONTROL: noise[0]}).sentences
     assert [line for line in lines if line.startswith("A/A")] == [
         "A/A control: its accuracy equals that of a in every block, so it shows nothing about null effects"
     ]
@@ -86,7 +87,7 @@ def test_a_control_that_repeats_its_arm_shows_nothing(blocks: int, monkeypatch: 
 def test_a_difference_to_the_control_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((3, 12))
     found = compared(monkeypatch, {"a": noise[0] + 60, "b": noise[1] + 66, AA_CONTROL: noise[2] + 65})
-    verdict, control, *_ = found.sentences()
+    verdict, control, *_ = found.sentences
     assert verdict.startswith("b is better than a")
     assert control.startswith("warning: A/A control: a minus its copy")
     assert "The interval excludes 0, which happens in 5 % of comparisons without an effect" in control
@@ -102,7 +103,7 @@ def test_the_control_does_not_count_in_the_correction(monkeypatch: pytest.Monkey
 def test_warnings_do_not_withhold_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((2, 12))
     found = compared(monkeypatch, {"a": noise[0], "b": noise[1] + 6}, warnings=["a stopped exploring"])
-    verdict, warning, *_ = found.sentences()
+    verdict, warning, *_ = found.sentences
     assert verdict.startswith("b is better than a by ")
     assert warning == "warning: a stopped exploring"
 
@@ -110,16 +111,16 @@ def test_warnings_do_not_withhold_a_verdict(monkeypatch: pytest.MonkeyPatch) -> 
 def test_unfinished_experiments_have_no_verdict_unless_final(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((2, 12))
     values = {"a": noise[0] + 50, "b": noise[1] + 56}
-    lines = compared(monkeypatch, values, missing=1).sentences()
+    lines = compared(monkeypatch, values, missing=1).sentences
     assert lines[0] == "no verdict on a and b yet: runs are missing (11 of 12 blocks are finished)"
     (line,) = [line for line in lines if "planned runs is not finished" in line]
     command = "python -m esper.train -m sweep=ab arms='{a: hosts=0, b: hosts=1}' blocks=12 root=0 aa_control=false"
     assert line.startswith("1 of 24 planned runs is not finished: set final=true if they never will be, or continue with")
     assert line.endswith(f"{command} hydra.sweep.dir=here")
     assert "b, block 11: stopped after 1 of 2 updates" in lines
-    none = compared(monkeypatch, values, missing=12).sentences()
+    none = compared(monkeypatch, values, missing=12).sentences
     assert not [line for line in none if "has no accuracy" in line]
-    final = compared(monkeypatch, values, missing=1, final=True).sentences()
+    final = compared(monkeypatch, values, missing=1, final=True).sentences
     assert " yet: " not in " ".join(final), "the missing run is taken at its worst"
     assert "b, block 11: stopped after 1 of 2 updates" in final
 
@@ -129,7 +130,7 @@ def test_a_verdict_takes_the_blocks_of_a_look_and_no_others(monkeypatch: pytest.
     values = {"a": rng.standard_normal(26), "b": rng.standard_normal(26) + 0.1}
     first = compared(monkeypatch, {arm: row[:12] for arm, row in values.items()}, looks=[12, 24])
     (line,) = [
-        line for line in first.sentences() if line.startswith("the next look, which may give a verdict, is at 24 blocks: python")
+        line for line in first.sentences if line.startswith("the next look, which may give a verdict, is at 24 blocks: python")
     ]
     assert "blocks=24" in line
     assert line.endswith("hydra.sweep.dir=here")
@@ -138,18 +139,18 @@ def test_a_verdict_takes_the_blocks_of_a_look_and_no_others(monkeypatch: pytest.
     (one,), (same,), (last,) = (found.results["accuracy"] for found in (first, between, beyond))
     assert one == same, "what follows a look does not change it"
     assert (one.look, last.look) == (12, 24)
-    assert "blocks 24 and up come after the last planned look and do not count towards a verdict" in beyond.sentences()
+    assert "blocks 24 and up come after the last planned look and do not count towards a verdict" in beyond.sentences
     assert last == compared(monkeypatch, {arm: row[:24] for arm, row in values.items()}, looks=[12, 24]).results["accuracy"][0]
 
 
 def test_blocks_before_the_first_look_are_extended_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((2, 10))
     values = {"a": noise[0], "b": noise[1] + 6}
-    verdict, later = compared(monkeypatch, {arm: row[:3] for arm, row in values.items()}, looks=[10]).sentences()[:2]
+    verdict, later = compared(monkeypatch, {arm: row[:3] for arm, row in values.items()}, looks=[10]).sentences[:2]
     assert verdict == "no verdict on a and b yet: 3 of 10 blocks are finished"
     assert later.startswith("the next look, which may give a verdict, is at 10 blocks: python -m esper.train -m sweep=ab arms=")
     assert " blocks=10 " in later
-    assert compared(monkeypatch, values, looks=[10]).sentences()[0].startswith("b is better than a")
+    assert compared(monkeypatch, values, looks=[10]).sentences[0].startswith("b is better than a")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_deviation_makes_a_comparison_exploratory(
     compared(monkeypatch, {"a": noise[0], "b": noise[1] + 6})
     monkeypatch.setattr(S, "_rescored", lambda *_: [])
     found = S.compare([Path("here")], CompareConfig(**asked), overrides=overrides)
-    assert found.sentences()[0] == f"exploratory, hence no verdict: {sentence}"
+    assert found.sentences[0] == f"exploratory, hence no verdict: {sentence}"
     assert {result.verdict for results in found.results.values() for result in results} == {Conclusion.exploratory}
 
 
@@ -179,7 +180,7 @@ def test_without_a_plan_everything_is_exploratory(monkeypatch: pytest.MonkeyPatc
     compared(monkeypatch, {"a": noise[0], "b": noise[1] + 6})
     monkeypatch.setattr(S, "planned", lambda _: None)
     found = S.compare([Path("here")], CompareConfig())
-    assert "not one experiment of sweep=ab, so nothing was planned" in found.sentences()[0]
+    assert "not one experiment of sweep=ab, so nothing was planned" in found.sentences[0]
     assert found.results["accuracy"][0].verdict is Conclusion.exploratory
 
 
@@ -212,7 +213,7 @@ def test_collapsed_runs_are_named_with_their_blocks(monkeypatch: pytest.MonkeyPa
     noise = np.random.default_rng(0).standard_normal((3, 12))
     noise[1, [3, 7]] -= 60
     noise[2, 5] -= 60
-    lines = compared(monkeypatch, {"a": noise[0], "b": noise[1], AA_CONTROL: noise[2]}).sentences()
+    lines = compared(monkeypatch, {"a": noise[0], "b": noise[1], AA_CONTROL: noise[2]}).sentences
     assert "b collapsed in 2 of 12 runs (blocks 3, 7)" in " ".join(lines)
     assert f"warning: a and {AA_CONTROL}: {AA_CONTROL} collapsed in 1 of 12 runs (block 5)" in lines
 
@@ -222,7 +223,7 @@ def test_a_hard_block_lowers_no_arm_alone(monkeypatch: pytest.MonkeyPatch) -> No
     noise[:, 3] -= 60
     found = compared(monkeypatch, {"a": noise[0], "b": noise[1], AA_CONTROL: noise[2]})
     assert found.controls["accuracy"].difference.blocks == found.results["accuracy"][0].difference.blocks == 12
-    assert "collapsed in" not in " ".join(found.sentences())
+    assert "collapsed in" not in " ".join(found.sentences)
 
 
 def test_what_to_do_next_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,11 +231,11 @@ def test_what_to_do_next_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     found = compared(monkeypatch, {"a": noise[0], "b": noise[1]})
     (pair,) = found.results["accuracy"]
     assert pair.verdict is Conclusion.undecided
-    lines = found.sentences()
+    lines = found.sentences
     assert any("measured standard deviation of a difference" in line and "assumed 2.3 pp" in line for line in lines)
     noise[0, 5] -= 600
     fallen = compared(monkeypatch, {"a": noise[0], "b": noise[1]})
-    (line,) = [line for line in fallen.sentences() if line.startswith("measured standard deviation of a difference")]
+    (line,) = [line for line in fallen.sentences if line.startswith("measured standard deviation of a difference")]
     assert f": {fallen.results['accuracy'][0].difference.spread:.2g} pp" in line, "without the collapsed run, as in needed"
     assert any(line.startswith(f"to decide, start a new experiment of {pair.needed} blocks") for line in lines) or found._alike
 
@@ -253,7 +254,7 @@ def test_alike_arms_say_nothing_about_baselines_and_the_control_is_no_arm(monkey
             for block in range(12)
         }
         monkeypatch.setattr(J, "score", lambda run, *_, scores=scores, **__: scores[run.arm, run.block])
-        lines = S.compare([Path("here")], CompareConfig(baselines=["wait"])).sentences()
+        lines = S.compare([Path("here")], CompareConfig(baselines=["wait"])).sentences
         assert any("learned to differ" in line and "wait" not in line for line in lines) == alike
         assert any("the arms act alike" in line for line in lines) == alike
         assert not any("learned to differ" in line and "wait" in line for line in lines)
@@ -297,7 +298,7 @@ def test_arms_that_act_alike_are_told_to_train_longer(monkeypatch: pytest.Monkey
         monkeypatch.setattr(S, "spread_of", lambda *_: Spread(value=3.0))
         monkeypatch.setattr(S, "advice", lambda *_: ["2x blocks raise the power"])
         compared_here = S.compare([Path("here")], CompareConfig())
-        lines = compared_here.sentences()
+        lines = compared_here.sentences
         assert ("2x blocks raise the power" in lines) != warned
         told = [line for line in lines if "the arms act alike" in line]
         assert len(told) == warned
@@ -307,15 +308,15 @@ def test_arms_that_act_alike_are_told_to_train_longer(monkeypatch: pytest.Monkey
         assert lines[0].endswith("have not learned to differ yet") == warned
         assert ("pilot=here" in command) != warned
         assert "root=" in command
-        assert compared_here.sentences() == lines, "the same root in every output"
+        assert replace(compared_here).sentences == lines, "a repeated comparison proposes the same root"
         compared_here.runs[0].saved = {"options": {"agent": "bandit"}}
-        assert not any("the arms act alike" in line for line in compared_here.sentences()), "this arm does not sample"
+        assert not any("the arms act alike" in line for line in replace(compared_here).sentences), "this arm does not sample"
 
 
 def test_arms_without_the_outcome_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((3, 12))
     noise[1, 4], noise[2] = np.nan, np.nan
-    lines = compared(monkeypatch, {"a": noise[0], "b": noise[1], "c": noise[2]}, against="c").sentences()
+    lines = compared(monkeypatch, {"a": noise[0], "b": noise[1], "c": noise[2]}, against="c").sentences
     assert lines[:2] == [f"no verdict on c and {arm} yet: runs are missing (0 of 12 blocks are finished)" for arm in "ab"]
     assert lines[-2] == "b has no accuracy in block 4: remove this arm, choose another outcome, or set final=true"
     assert lines[-1].startswith("c has no accuracy in blocks 0, 1, 2")
@@ -326,7 +327,7 @@ def test_one_arm_has_nothing_to_be_compared_with(monkeypatch: pytest.MonkeyPatch
         compared(monkeypatch, {"a": np.zeros(3)})
     alone = compared(monkeypatch, {"a": np.zeros(1), AA_CONTROL: np.zeros(1)})
     assert differences(alone).empty
-    assert alone.sentences()[0].startswith("no verdict: a is the only arm beside its A/A control")
+    assert alone.sentences[0].startswith("no verdict: a is the only arm beside its A/A control")
 
 
 @pytest.mark.parametrize("key", ["reward.rent", "governor.penalty", "agent.gamma"])

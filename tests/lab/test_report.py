@@ -268,7 +268,7 @@ def test_json_holds_no_nan(found: S.Comparison, tmp_path: Path) -> None:
     assert cells["accuracy", "b", 4] == found.values("accuracy").loc[4, "b"]
     assert numbers["differences"][0]["needed"] == found.results["accuracy"][0].needed
     assert numbers["differences"][0]["p"] == differences(found)["p"][0]
-    assert numbers["sentences"] == summary(found)["sentences"] == found.sentences()
+    assert numbers["sentences"] == summary(found)["sentences"] == found.sentences
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -277,8 +277,8 @@ def test_the_console_shows_sentences_then_differences_and_means(found: S.Compari
     show(found, Console(file=text, width=width))
     lines = text.getvalue().splitlines()
     shown = " ".join(text.getvalue().split())
-    assert all(" ".join(sentence.split()) in shown for sentence in found.sentences())
-    assert shown.index(found.sentences()[0]) < shown.index("Differences in accuracy [pp]") < shown.index("Means over")
+    assert all(" ".join(sentence.split()) in shown for sentence in found.sentences)
+    assert shown.index(found.sentences[0]) < shown.index("Differences in accuracy [pp]") < shown.index("Means over")
     assert "Differences in parameters" not in shown
     assert max(len(line) for line in lines if "python -m" not in line) <= width
     (pair,) = [line for line in lines if line.startswith("a - b ")]
