@@ -18,9 +18,9 @@ from omegaconf import DictConfig
 
 from esper.cli.command import in_one_sentence, run, warn_plainly
 from esper.cli.failures import Failure, end, go_on, tolerate
-from esper.cli.place import place_of
 from esper.cli.quoting import typed_as
 from esper.cli.readiness import ready
+from esper.cli.sweep_position import position_of
 from esper.config import CONF, Config, typed
 from esper.files import FULL, DiskError
 from esper.lab.launch import end_with_parent, run_context
@@ -70,7 +70,7 @@ def train(cfg: DictConfig) -> None:
         try:
             shown, named = rehearsal.announced, context.name
             display = "console" in check_writers(config.telemetry.writers)
-            if display and named and (place := place_of(HydraConfig.get().job.num, shared=context.shared)):
+            if display and named and (place := position_of(HydraConfig.get().job.num, shared=context.shared)):
                 print(f"{place}: {' '.join(HydraConfig.get().overrides.task)}", flush=True)
             listen(StatusLine(sys.stdout, f"{named}: " if named else "") if display else None)
             worked = Trainer(

@@ -23,7 +23,6 @@ from esper.cli.failures import end, end_if_failed, go_on
 from esper.cli.help import help_text
 from esper.cli.keyvalue import show_help
 from esper.cli.overrides import plan_run, plan_sweep
-from esper.cli.place import COMMAND, begin_sweep
 from esper.cli.quoting import quoted, unquoted
 from esper.cli.readiness import ready
 from esper.cli.refusals import (
@@ -35,6 +34,7 @@ from esper.cli.refusals import (
     sweep_keys,
 )
 from esper.cli.search_path import hydra_at_conf, options_in
+from esper.cli.sweep_position import COMMAND, begin_sweep
 from esper.config import ALIASES, GROUPS, MANY, Config, ConfigError
 from esper.env.actions import ActionError
 from esper.files import DiskError, FileError

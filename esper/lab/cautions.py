@@ -32,14 +32,15 @@ AT_THE_START = (*SEARCHED, STATIC_NET, *(f"{PREFIX}{method}" for method in UNBUD
 """Baselines whose seeds are planted at the start."""
 
 
-def anomalies(runs: Sequence[Run], overrides: Sequence[str] = ()) -> list[str]:
+def anomalies(runs: Sequence[Run], planned: Sequence[str] = ()) -> list[str]:
     """Return warnings on arms whose runs differ in their data or teachers, or whose policies no longer explore, which may be
     intended; and on strata that share seeds.
 
     Args:
-        overrides: evaluation overrides; what they set is the same for all arms.
+        runs: finished runs.
+        planned: planned evaluation overrides; what they set is the same for all arms.
     """
-    alike = {override.partition("=")[0] for override in overrides}
+    alike = {override.partition("=")[0] for override in planned}
     found: list[str] = []
     for stratum in dict.fromkeys(run.stratum for run in runs):
         found += _different_data(own := [run for run in runs if run.stratum == stratum], alike)

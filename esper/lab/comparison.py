@@ -27,7 +27,7 @@ from esper.lab.outcomes import (
     OutcomeSpec,
     compared,
     defines_return,
-    paid_by,
+    differing_reward,
 )
 from esper.lab.power import advice, spread_of
 from esper.lab.runs import Run, criterion_of, find_runs, measures_hosts, refuse_unmeasured, samples_actions, with_moved_data
@@ -384,7 +384,7 @@ def _rescored(runs: Sequence[Run], scoring: Scoring) -> list[str]:
 def _paid_alike(runs: Sequence[Run], overrides: Sequence[str]) -> bool:
     """Return whether each key of the reward has one value in the evaluations of all runs that have this key."""
     pays = any(root_key(one) == "task" or defines_return(one.partition("=")[0]) for one in overrides)  # a task brings a governor
-    return paid_by([scored_config(run, overrides) if pays else run.config for run in runs]) is None
+    return differing_reward([scored_config(run, overrides) if pays else run.config for run in runs]) is None
 
 
 def _cautions(result: PairResult) -> list[str]:

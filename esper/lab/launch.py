@@ -16,7 +16,7 @@ from typing import Any
 
 from hydra.types import RunMode
 
-from esper.cli.place import COMMAND
+from esper.cli.sweep_position import COMMAND
 from esper.lab.design import Design
 from esper.pool.local import all_cores
 

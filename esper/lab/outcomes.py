@@ -123,7 +123,7 @@ def defines_return(key: str) -> bool:
     return key in REWARD_KEYS or group_of(key) in REWARD_KEYS
 
 
-def paid_by(configs: Sequence[Mapping[str, Any]]) -> str | None:
+def differing_reward(configs: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a key that defines the return and differs between the configs that have it; None if all returns mean the same.
 
     Args:

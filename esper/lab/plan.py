@@ -15,7 +15,7 @@ from esper.config import GROUPS, Config, ConfigError, did_you_mean, root_key, st
 from esper.lab.arms import has_control, split_overrides
 from esper.lab.design import AnalysisPlan, Design, command_of, design, typed_overrides
 from esper.lab.looks import as_planned
-from esper.lab.outcomes import OUTCOMES, RETURNS, TRAINING, compared, paid_by, refuse_twice
+from esper.lab.outcomes import OUTCOMES, RETURNS, TRAINING, compared, differing_reward, refuse_twice
 from esper.lab.roots import check_pilot, repeated
 from esper.stats.paired import MIN_BLOCKS
 from esper.sweeps import BlocksConfig
@@ -168,7 +168,7 @@ def _check_scoring(found: Design) -> None:
                 "leave blueprint out of score_overrides"
             )
         paid.append(flat(to_plain(scored)))
-    if outcome in RETURNS and paid_by(paid):  # as in a comparison
+    if outcome in RETURNS and differing_reward(paid):  # as in a comparison
         raise ConfigError(
             f"outcome={outcome} cannot compare arms that are paid differently under {shown}: set reward= and governor= there, too"
         )
@@ -190,7 +190,7 @@ def check_arms(found: Design, configs: Sequence[Config]) -> None:
     for name in (name for name in found.plan.baselines if name in standalone_agents()):
         if unseen := GROUPS["agent"][name].unseen(configs[0].env):
             raise ConfigError(f"baselines={name} reads {unseen}, which the first arm does not have: leave it out")
-    key = paid_by([flat(to_plain(config)) for config in configs])
+    key = differing_reward([flat(to_plain(config)) for config in configs])
     if found.plan.outcome in RETURNS and key and not found.plan.score_overrides:  # those may pay all arms alike
         raise ConfigError(
             f"outcome={found.plan.outcome} cannot compare arms with different rewards, and these have different {key}: "

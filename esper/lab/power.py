@@ -20,7 +20,7 @@ from esper.text import percent
 
 Pairs = Sequence[tuple[str, str]]
 ENOUGH = 0.95
-"""Power above which more hosts and blocks are not worth a word."""
+"""Power above which more hosts or blocks are not advised."""
 LEAST_BLOCKS = 5
 """Fewest blocks from which a variance is estimated."""
 

@@ -61,7 +61,7 @@ class Scoring:
     overrides: Sequence[str] = ()
     """Evaluation overrides for all policies, such as task=mnist5k."""
     by: str = "return"
-    """By what schedules, nets and searches are chosen: one of `esper.evaluation.per_host.OBJECTIVES`."""
+    """Criterion by which schedules, networks and searches are chosen: one of `esper.evaluation.per_host.OBJECTIVES`."""
 
     @property
     def outcomes(self) -> tuple[str, ...]:

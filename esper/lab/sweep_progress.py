@@ -15,8 +15,10 @@ POLL = 0.5
 
 
 class SweepProgress:
-    """Prints a line whenever a run has finished: its number, the number of all runs, and the time left for the others. A run that
-    failed after its start is none of those that are left."""
+    """Prints a line whenever a run has finished: its number, the number of all runs, and the time left for the others.
+
+    A run that failed after its start is no longer counted as left.
+    """
 
     def __init__(self, folders: Sequence[Path], *, done: int, later: int = 0) -> None:
         """

@@ -170,11 +170,11 @@ class TuneSweeper(CellSweeper):
     @staticmethod
     def check(hydra: DictConfig, common: Sequence[str], configs: Sequence[Config]) -> None:
         """Raise ConfigError if runs with these configs do not measure the outcome of the tuning, or not the same one."""
-        from esper.lab.outcomes import RETURNS, paid_by
+        from esper.lab.outcomes import RETURNS, differing_reward
 
         outcome = str(hydra.sweeper.outcome)
         _check_measured(outcome, configs)
-        if outcome in RETURNS and (key := paid_by([flat(to_plain(config)) for config in configs])):
+        if outcome in RETURNS and (key := differing_reward([flat(to_plain(config)) for config in configs])):
             raise ConfigError(
                 f"outcome={outcome} cannot rank values with different rewards, and these have different {key}: choose "
                 "outcome=validation"

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from esper.checkpoint import load
 from esper.cli.failures import Failure
-from esper.cli.place import COMMAND
+from esper.cli.sweep_position import COMMAND
 from esper.lab.cell import Cell
 from esper.lab.design import design
 from esper.lab.launch import cores_each, end_with_parent, run_context

@@ -1,4 +1,4 @@
-"""Place of a run among those of a sweep over values, `-m` without `sweep=`: which of how many, and the time left for all."""
+"""Position of a run among those of a sweep over values, `-m` without `sweep=`: which of how many, and the time left for all."""
 
 import os
 import time
@@ -16,8 +16,8 @@ def begin_sweep(runs: int) -> None:
     os.environ[VARIABLE] = f"{runs} {time.time()}"
 
 
-def place_of(number: int, *, shared: bool) -> str:
-    """Return the place of a run, as in `run 3 of 9, about 12 min left for all`; empty outside of a sweep.
+def position_of(number: int, *, shared: bool) -> str:
+    """Return the position of a run, as in `run 3 of 9, about 12 min left for all`; empty outside of a sweep.
 
     Args:
         number: number of the run, from 0.

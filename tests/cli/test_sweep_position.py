@@ -6,21 +6,21 @@ from pathlib import Path
 import pytest
 
 from esper.cli import command
-from esper.cli.place import VARIABLE, begin_sweep, place_of
+from esper.cli.sweep_position import VARIABLE, begin_sweep, position_of
 from tests.forked import run_forked
 
 
 def test_the_time_left_follows_the_runs_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert place_of(0, shared=False) == ""
+    assert position_of(0, shared=False) == ""
     clock = [1000.0]
-    monkeypatch.setattr("esper.cli.place.time.time", lambda: clock[0])
+    monkeypatch.setattr("esper.cli.sweep_position.time.time", lambda: clock[0])
     monkeypatch.setenv(VARIABLE, "")
     begin_sweep(9)
-    assert place_of(0, shared=False) == "run 1 of 9"
+    assert position_of(0, shared=False) == "run 1 of 9"
     clock[0] += 240.0
-    assert place_of(2, shared=False) == "run 3 of 9, about 14 min left for all"
-    assert place_of(2, shared=True) == "run 3 of 9"
+    assert position_of(2, shared=False) == "run 3 of 9, about 14 min left for all"
+    assert position_of(2, shared=True) == "run 3 of 9"
 
 
 def test_a_sweep_over_values_shows_the_place_of_each_run(tmp_path: Path) -> None:
