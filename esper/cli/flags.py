@@ -1,15 +1,33 @@
 """Flags of the commands. Those of esper.train are Hydra's; whatever Hydra would answer with a traceback is refused here."""
 
-from argparse import Namespace
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses, so that both agree
 
 from esper.cli.version import version_text
 from esper.config import CONF, ConfigError
+
+
+def admit_lazy_help() -> None:
+    """Let argparse accept a help text that is no string, but becomes one when it is shown.
+
+    Hydra 1.3 has one, and Python 3.14 checks it too early: Hydra would not start there.
+    """
+    parsers: Any = ArgumentParser
+    if (check := getattr(parsers, "_check_help", None)) is not None:
+
+        def checked(self: ArgumentParser, action: Action) -> None:
+            if isinstance(action.help, str):
+                check(self, action)
+
+        parsers._check_help = checked
+
+
+admit_lazy_help()
 
 
 def _refuse(message: str) -> NoReturn:
