@@ -17,44 +17,80 @@ IMAGES = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPoo
 """Layers whose outputs have three axes only if there is no batch."""
 
 
-def check_axes(module: nn.Module, path: str, layout: Layout, shape: torch.Size) -> None:
+class Neighbours:
+    """Notes which tensors layers of channels-last features read and return while a module runs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._kept: list[object] = []  # else another tensor could get the id of one that is gone
+        self._last = set[int]()
+        self._read: dict[nn.Module, int] = {}
+        self.handles = [layer.register_forward_hook(self._note) for layer in module.modules()]
+
+    def _note(self, layer: nn.Module, given: tuple[object, ...], output: object) -> None:
+        tensors = [one for one in (*given[:1], output) if isinstance(one, torch.Tensor) and one.dim() == 4]  # of images
+        self._kept += tensors
+        if given and tensors and tensors[0] is given[0]:
+            self._read[layer] = id(tensors[0])
+        if is_channels_last(layer):
+            self._last |= {*map(id, tensors)}
+
+    def are_channels_last(self, submodule: nn.Module, output: object) -> bool:
+        """Return whether such a layer reads the output of a submodule, or returned the input of one without layers."""
+        return id(output) in self._last or (not any(submodule.children()) and self._read.get(submodule) in self._last)
+
+
+def is_channels_last(layer: nn.Module) -> bool:
+    """Return whether a layer takes the last axis for the channels; a subclass may compute something else."""
+    return any(type(layer).forward is kind.forward for kind in CHANNELS_LAST)
+
+
+def check_axes(
+    module: nn.Module, name: str, path: str, layout: Layout, output: object, shape: torch.Size, around: Neighbours
+) -> None:
     """Raise ValueError if the output of a submodule has its axes in another order than its layout, and warn if it may.
 
     Args:
         module: the whole network.
+        name: name of the slot.
         path: the submodule.
         layout: how seeds read its output.
-        shape: shape of the output.
+        output: the output.
+        shape: shape of its features.
+        around: what the layers around it read and return.
     """
     submodule = module.get_submodule(path)
     if layout is Layout.SEQUENCES:
-        _check_sequences(module, submodule, path)
+        _check_sequences(module, submodule, name, path)
     elif layout is Layout.IMAGES:
-        _check_images(submodule, path, shape)
+        _check_images(submodule, name, path, output, shape, around)
 
 
-def refuse_time_last(submodule: nn.Module, path: str, kinds: tuple[type[nn.Module], ...] = TIME_LAST) -> None:
+def _remedy(name: str, order: str) -> str:
+    return f"write axes={{{name!r}: {order!r}}}"
+
+
+def refuse_time_last(submodule: nn.Module, name: str, path: str, kinds: tuple[type[nn.Module], ...] = TIME_LAST) -> None:
     """Raise ValueError if a submodule is of these kinds, whose second axis is the channels."""
     if isinstance(submodule, kinds):
         raise ValueError(
-            f"slots: {path} is a {type(submodule).__name__}, whose output is channels-first [B, C, L], but seeds grow on "
-            "sequences [B, T, C]: put the slot after a submodule whose last axis is the channels"
+            f"slots: {path} is a {type(submodule).__name__}, whose output is channels-first [B, C, T], but seeds grow on "
+            f"sequences [B, T, C]: {_remedy(name, 'BCT')}"
         )
 
 
-def _check_sequences(module: nn.Module, submodule: nn.Module, path: str) -> None:
-    refuse_time_last(submodule, path, TIME_LAST_OF_THREE)
+def _check_sequences(module: nn.Module, submodule: nn.Module, name: str, path: str) -> None:
+    refuse_time_last(submodule, name, path, TIME_LAST_OF_THREE)
     attention = (layer for layer in submodule.modules() if isinstance(layer, nn.MultiheadAttention))
     if _is_time_first(submodule) or any(map(_is_time_first, attention)):
         raise ValueError(
             f"slots: {path} is not batch-first (its output is [T, B, C]), but seeds grow on sequences [B, T, C]: build it with "
-            "batch_first=True"
+            f"batch_first=True, or {_remedy(name, 'TBC')}"
         )
-    for order, others in (("channels-first [B, C, L]", TIME_LAST), ("time-first [T, B, C]", None)):
+    for order, others in (("channels-first [B, C, T]", TIME_LAST), ("time-first [T, B, C]", None)):
         if any(_is_time_first(layer) if others is None else isinstance(layer, others) for layer in module.modules()):
             warnings.warn(
                 f"slot after {path}: its output is taken for sequences [B, T, C], but other layers of this module are {order}: "
-                "make sure that this one is not",
+                f"if this one is, too, {_remedy(name, 'BCT' if others else 'TBC')}, else {_remedy(name, 'BTC')}",
                 stacklevel=5,
             )
 
@@ -63,20 +99,20 @@ def _is_time_first(layer: nn.Module) -> bool:
     return isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and not layer.batch_first
 
 
-def _check_images(submodule: nn.Module, path: str, shape: torch.Size) -> None:
-    remedy = "put the slot after a submodule whose second axis is the channels"
-    if isinstance(submodule, CHANNELS_LAST):
+def _check_images(submodule: nn.Module, name: str, path: str, output: object, shape: torch.Size, around: Neighbours) -> None:
+    if is_channels_last(submodule) or around.are_channels_last(submodule, output):
         raise ValueError(
-            f"slots: {path} is a {type(submodule).__name__}, whose output is channels-last [B, H, W, C], but seeds grow on "
-            f"images [B, C, H, W]: {remedy}"
+            f"slots: the output of {path}, a {type(submodule).__name__}, is channels-last [B, H, W, C], but seeds grow on images "
+            f"[B, C, H, W]: {_remedy(name, 'BHWC')}"
         )
     norms = [layer for layer in submodule.modules() if isinstance(layer, nn.LayerNorm | nn.RMSNorm)]
     widths = {layer.normalized_shape[-1] for layer in norms} | {
         layer.out_features for layer in submodule.modules() if isinstance(layer, nn.Linear)
     }
-    if shape[-1] in widths and shape[1] not in widths:
+    square = shape[-1] == shape[1] and not any(isinstance(layer, IMAGES) for layer in submodule.modules())
+    if shape[-1] in widths and (square or shape[1] not in widths):
         warnings.warn(
             f"slot after {path}: its output {tuple(shape)} is taken for images [B, C, H, W], but looks channels-last "
-            f"[B, H, W, C], as its layers are: {remedy}",
+            f"[B, H, W, C], as its layers are: if it is, {_remedy(name, 'BHWC')}, else {_remedy(name, 'BCHW')}",
             stacklevel=5,
         )

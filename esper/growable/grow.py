@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.growable.axes import IMAGES, check_axes, refuse_time_last
+from esper.growable.axes import IMAGES, Neighbours, check_axes, refuse_time_last
+from esper.growable.features import check_orders, features_of, slot_spec
 from esper.growable.module import GrowableModule
 from esper.growable.refusal import check_settings
-from esper.growable.slot import GrowingSlot, evaluating, features_of, has_slot, slot_spec
+from esper.growable.slot import GrowingSlot, evaluating, has_slot
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.roles import Incubation
 from esper.lifecycle.slots import SlotsConfig
@@ -24,6 +25,7 @@ def grow(
     slots: Sequence[str] | Mapping[str, str],
     example: Any,
     *,
+    axes: Mapping[str, str] | None = None,
     incubation: str = "none",
     rules: SlotsConfig | None = None,
     gates: GatesConfig | None = None,
@@ -37,6 +39,8 @@ def grow(
             first element. A mapping gives the slots names of their own.
         example: a batch of one sample or more, a tuple of the module's arguments, or a dict of its keyword arguments; it is run
             once, in evaluation mode.
+        axes: order of the axes in a slot, by its name, where it is another one: `{"features.1": "BHWC"}` for channels-last
+            images, `"BCT"` for sequences of `nn.Conv1d`, `"TBC"` for those that are not batch-first.
         incubation: training of a newborn seed: none (active at once, as the identity), closed_loop (behind the module, in a
             second pass; call `incubate` for each batch), or straight_through (behind it, with the gradient of its output).
         rules: further rules of the lifecycle. By default seeds may be pruned at any age, and a slot is free two epochs later.
@@ -64,14 +68,15 @@ def grow(
     for name in UNMEASURED:
         if gates is not None and getattr(gates, name) is not None:
             raise ValueError(f"gates.{name} has no effect here, since the gradients are those of your loop: set it to None")
-    return GrowableModule(module, places, _slots(module, places, example), rules, gates or GatesConfig())
+    check_orders(axes or {}, list(places))
+    return GrowableModule(module, places, _slots(module, places, example, axes or {}), rules, gates or GatesConfig())
 
 
-def _slots(module: nn.Module, places: Mapping[str, str], example: Any) -> list[GrowingSlot]:
+def _slots(module: nn.Module, places: Mapping[str, str], example: Any, axes: Mapping[str, str]) -> list[GrowingSlot]:
     """Return the slots after these submodules, from their outputs for an example."""
     outputs: dict[str, list[object]] = {name: [] for name in places}
     known = dict(module.named_modules(remove_duplicate=False))  # one module may have several names
-    for path in places.values():
+    for name, path in places.items():
         if not path or path not in known:
             some = ", ".join([path for path in known if path][:12])
             remedy = f"choose from {some}, ... (module.named_modules())" if some else "wrap it in nn.Sequential, and name '0'"
@@ -81,13 +86,16 @@ def _slots(module: nn.Module, places: Mapping[str, str], example: Any) -> list[G
             raise ValueError(f"slots: {path} is inside a compiled module: call esper.grow first, then torch.compile its result")
         if has_slot(known[path]):
             raise ValueError(f"slots: submodule {path!r} has a slot already: use the network that esper.grow returned")
-        refuse_time_last(known[path], path)
+        if name not in axes:
+            refuse_time_last(known[path], name, path)
     if len({known[path] for path in places.values()}) < len(places):
         raise ValueError(f"slots names a submodule twice: {', '.join(places.values())}; name each once")
     handles = [
         known[path].register_forward_hook(lambda _, __, output, name=name: outputs[name].append(output))
         for name, path in places.items()
     ]
+    around = Neighbours(module)
+    handles += around.handles
     handles += [layer.register_forward_hook(_refuse_single) for layer in module.modules() if isinstance(layer, IMAGES)]
     try:
         with torch.no_grad(), evaluating(module):
@@ -96,13 +104,19 @@ def _slots(module: nn.Module, places: Mapping[str, str], example: Any) -> list[G
         for handle in handles:
             handle.remove()
     for name, found in outputs.items():
-        if len(found) != 1:
+        if not found:
+            raise ValueError(
+                f"slots: {places[name]} is not called for the example in evaluation mode: choose one that is, not a mere "
+                "container such as an nn.ModuleList"
+            )
+        if len(found) > 1:
             raise ValueError(f"slots: {places[name]} runs {len(found)} times per forward pass: choose one that runs once")
     slots = list[GrowingSlot]()
-    for name, found in outputs.items():
-        spec, features = slot_spec(name, found[0]), cast(torch.Tensor, features_of(found[0]))
-        check_axes(module, places[name], spec.layout, features.shape)
-        slots.append(GrowingSlot(spec, features))
+    for name, (output,) in outputs.items():
+        spec, features = slot_spec(name, output, axes.get(name))
+        if name not in axes:
+            check_axes(module, name, places[name], spec.layout, features_of(output), features.shape, around)
+        slots.append(GrowingSlot(spec, features, axes.get(name)))
     return slots
 
 
@@ -113,7 +127,7 @@ def _run(module: nn.Module, example: Any) -> None:
             module(**example)
         else:
             module(*(example if isinstance(example, tuple) else (example,)))
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, AttributeError, AssertionError, LookupError) as error:
         if isinstance(example, np.ndarray):
             raise ValueError("the example is a NumPy array: give a tensor, as in torch.from_numpy(example)") from error
         reason = " ".join(str(error).split(", but expected one of")[0].split())

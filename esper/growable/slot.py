@@ -3,8 +3,7 @@
 # B batch
 
 import copy
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -12,11 +11,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.fx import Proxy
 from torch.utils.hooks import RemovableHandle
 
-from esper.fusion.layout import Layout
 from esper.growable.caches import warn_of_cache
+from esper.growable.features import features_of, in_order_of_seeds, in_own_order, refuse_nested, with_features
 from esper.growable.newborn import check_newborn
 from esper.growth.compatibility import AXES
 from esper.growth.mode import set_evaluation
@@ -26,66 +25,6 @@ from esper.seeds.bank import seed_module
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
 from esper.seeds.informed import inform
 from esper.seeds.slot_gradients import SlotGradients
-
-
-def features_of(output: object) -> object:
-    """Return the part of a submodule's output on which seeds grow: the output, or the first element of a tuple, list or mapping,
-    such as the outputs of `nn.LSTM` and `nn.MultiheadAttention`, or a `ModelOutput` of Hugging Face."""
-    if isinstance(output, Mapping):
-        return next(iter(cast(Mapping[str, object], output).values()), None)
-    if isinstance(output, tuple | list) and not isinstance(output, PackedSequence):
-        return next(iter(cast(Sequence[object], output)), None)
-    return output
-
-
-def with_features(output: Any, features: Tensor) -> Any:
-    """Return a copy of a submodule's output with other features in the place of `features_of(output)`."""
-    if isinstance(output, Mapping):
-        changed = {**output, next(iter(output)): features}
-        kind: Any = type(output)
-        if hasattr(kind, "__dataclass_fields__"):  # as a ModelOutput of Hugging Face
-            return kind(**changed)
-        if kind in (dict, OrderedDict):
-            return kind(changed)
-        copied: Any = copy.copy(output)
-        copied.update(changed)
-        return copied
-    if isinstance(output, tuple | list):
-        rest = [features, *output[1:]]
-        return type(output)(*rest) if hasattr(output, "_fields") else type(output)(rest)
-    return features
-
-
-def slot_spec(name: str, output: object) -> SlotSpec:
-    """Return the slot after a submodule with this output.
-
-    Raises:
-        ValueError: no seed can grow on such an output.
-    """
-    features = features_of(output)
-    refuse_nested(name, features)
-    if isinstance(features, Tensor) and features.is_floating_point():
-        for layout in Layout:
-            axes, axis = AXES[layout]
-            if features.dim() == axes:
-                return SlotSpec(name, features.shape[axis], layout)
-    found = f"is a {type(features).__name__}"
-    if isinstance(features, Tensor):
-        found = f"has the shape {tuple(features.shape)}" if features.is_floating_point() else f"holds {features.dtype}"
-    part = "output" if features is output else "first element of the output"
-    raise ValueError(
-        f"slot {name}: the {part} of this submodule {found}, but seeds grow on floating-point images [B, C, H, W], vectors "
-        "[B, C] and sequences [B, T, C]: choose another submodule"
-    )
-
-
-def refuse_nested(slot: str, features: object) -> None:
-    """Raise ValueError for a nested tensor, on which most seeds cannot be computed."""
-    if isinstance(features, Tensor) and features.is_nested:
-        raise ValueError(
-            f"slot {slot}: the output is a nested tensor, as nn.TransformerEncoder makes for a padding mask in evaluation mode: "
-            "build it with enable_nested_tensor=False"
-        )
 
 
 def has_slot(submodule: nn.Module) -> bool:
@@ -136,13 +75,14 @@ IN_LOOP = SeedRole(alpha=1.0, straight=False, opens=True, learns=True)
 class GrowingSlot(nn.Module):
     """One slot: `slot(h)` is the output h of its submodule, with the seed blended in if there is one."""
 
-    def __init__(self, spec: SlotSpec, features: Tensor) -> None:
+    def __init__(self, spec: SlotSpec, features: Tensor, order: str | None = None) -> None:
         """
         Args:
-            features: features of the example in this slot.
+            features: features of the example in this slot, in the order of seeds.
+            order: order of the axes in the output of the submodule, if it is not that of seeds.
         """
         super().__init__()
-        self.spec = spec
+        self.spec, self._order = spec, order
         self._shape: torch.Size | None = features.shape[1:]
         self._positive = _positive(features)
         self._single = False
@@ -162,16 +102,34 @@ class GrowingSlot(nn.Module):
         self.captured: list[Tensor] = []
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # files of earlier versions lack what was added later
-        super().__setstate__({"_shape": None, "_positive": False, "_single": False, "probed": []} | state)
+        super().__setstate__({"_order": None, "_shape": None, "_positive": False, "_single": False, "probed": []} | state)
 
     def hook(self, submodule: nn.Module) -> RemovableHandle:
         """Put the slot after a submodule."""
         return submodule.register_forward_hook(self._after)
 
     def _after(self, _: nn.Module, __: tuple[object, ...], output: Any) -> Any:
-        given = features_of(output)
+        if isinstance(output, Proxy):
+            return self._traced(output)
+        given: Any = features_of(output)
+        given = given if self._order is None else in_order_of_seeds(given, self._order)
         features = self(given)
-        return output if features is given else with_features(output, features)
+        if features is given:
+            return output
+        return with_features(output, features if self._order is None else in_own_order(features, self._order))
+
+    def _traced(self, output: Proxy) -> Proxy:
+        """Return the output of the submodule while torch.fx traces the module, which leaves hooks of layers out.
+
+        Raises:
+            ValueError: there is a seed, which would be left out of the graph.
+        """
+        if self.seed is not None:
+            raise ValueError(
+                f"slot {self.spec.name}: torch.fx would leave its seed out of the graph: write the network by net.export, or "
+                "trace a module that has no seeds"
+            )
+        return output
 
     def _replicate_for_data_parallel(self) -> nn.Module:
         raise RuntimeError("nn.DataParallel cannot copy slots to several devices: use DistributedDataParallel")

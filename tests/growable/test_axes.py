@@ -38,7 +38,7 @@ BATCH_FIRST = {"batch_first": True}
         (lambda: [nn.Conv1d(2, 3, 3), nn.Flatten()], "0", (2, 2, 9), "slots: 0 is a Conv1d, whose output is channels-first"),
         (lambda: [nn.TransformerEncoderLayer(8, 2)], "0", (5, 2, 8), "slots: 0 is not batch-first"),
         (lambda: [nn.GRU(8, 4)], "0", (5, 2, 8), "slots: 0 is not batch-first"),
-        (lambda: [nn.LayerNorm(6)], "0", (2, 8, 8, 6), "slots: 0 is a LayerNorm, whose output is channels-last"),
+        (lambda: [nn.LayerNorm(6)], "0", (2, 8, 8, 6), "slots: the output of 0, a LayerNorm, is channels-last"),
         (lambda: [nn.Conv2d(1, 4, 1), nn.ReLU()], "1", (1, 8, 8), "example is a sample without a batch, since a Conv2d"),
     ],
 )

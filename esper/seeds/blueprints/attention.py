@@ -14,7 +14,6 @@ from warnings import warn
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import flex_attention as flex
 
 from esper.fusion.layers import causal_attention
 from esper.fusion.layout import Layout
@@ -86,7 +85,7 @@ class WindowAttention(SelfAttention):
 
 def by_flex(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tensor:
     """Compute attention within a causal window by `flex_attention`, compiled if the device is a GPU."""
-    run: Any = _compiled() if q_BHTC.is_cuda else flex.flex_attention
+    run = _compiled() if q_BHTC.is_cuda else _flex().flex_attention
     # While it traces the backward, torch waits for the GPU's autograd thread, in which another shard's backward may wait for this
     # trace to end: a deadlock. So the tracing thread runs autograd itself. It compiles the backward at once: later, torch would
     # refuse the compiled function to another shard meanwhile.
@@ -143,7 +142,12 @@ def _compiled() -> Any:
     # For windows, lengths, precisions and modes; beyond the limit, torch would compute without the kernel, and all scores.
     config: Any = import_module("torch._dynamo.config")
     config.recompile_limit = max(COMPILATIONS, config.recompile_limit)
-    return torch.compile(flex.flex_attention)
+    return torch.compile(_flex().flex_attention)
+
+
+def _flex() -> Any:
+    """Return torch's module, which imports SymPy, for half a second."""
+    return import_module("torch.nn.attention.flex_attention")
 
 
 def _backward_at_once() -> AbstractContextManager[object]:
@@ -154,12 +158,12 @@ def _backward_at_once() -> AbstractContextManager[object]:
 
 
 @cache
-def _block_mask(positions: int, window: int, device: torch.device) -> flex.BlockMask:
+def _block_mask(positions: int, window: int, device: torch.device) -> Any:
     def seen(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (q >= k) & (q - k < window)
 
     with torch.inference_mode(False):  # the mask is kept, and may be saved for a backward later
-        mask = flex.create_block_mask(seen, None, None, positions, positions, device=device)
+        mask = _flex().create_block_mask(seen, None, None, positions, positions, device=device)
     if device.type == "cuda":  # shards read it on streams of their own, which do not wait for this one
         torch.cuda.current_stream(device).synchronize()
     return mask

@@ -1,0 +1,121 @@
+"""The features on which seeds grow: where they are in the output of a submodule, and the order of their axes."""
+
+# B batch, T positions, C channels, H height, W width
+
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from esper.fusion.layout import Layout
+from esper.growth.compatibility import AXES
+from esper.hosts.base import SlotSpec
+
+ORDERS = ("BCHW", "BC", "BTC")
+"""Orders of the axes in which seeds read images, vectors and sequences."""
+
+
+def features_of(output: object) -> object:
+    """Return the part of a submodule's output on which seeds grow: the output, or the first element of a tuple, list or mapping,
+    such as the outputs of `nn.LSTM` and `nn.MultiheadAttention`, or a `ModelOutput` of Hugging Face."""
+    if isinstance(output, Mapping):
+        return next(iter(cast(Mapping[str, object], output).values()), None)
+    if isinstance(output, tuple | list) and not isinstance(output, PackedSequence):
+        return next(iter(cast(Sequence[object], output)), None)
+    return output
+
+
+def with_features(output: Any, features: Tensor) -> Any:
+    """Return a copy of a submodule's output with other features in the place of `features_of(output)`."""
+    if isinstance(output, Mapping):
+        changed = {**output, next(iter(output)): features}
+        kind: Any = type(output)
+        if hasattr(kind, "__dataclass_fields__"):  # as a ModelOutput of Hugging Face
+            return kind(**changed)
+        if kind in (dict, OrderedDict):
+            return kind(changed)
+        copied: Any = copy.copy(output)
+        copied.update(changed)
+        return copied
+    if isinstance(output, tuple | list):
+        rest = [features, *output[1:]]
+        return type(output)(*rest) if hasattr(output, "_fields") else type(output)(rest)
+    return features
+
+
+def check_orders(axes: Mapping[str, str], slots: Sequence[str]) -> None:
+    """Raise ValueError unless all keys are names of slots, and all values orders of the axes that seeds know."""
+    for name, order in axes.items():
+        if name not in slots:
+            raise ValueError(f"axes names {name!r}, which is no slot: choose from {', '.join(slots)}")
+        if sorted(order) not in map(sorted, ORDERS):
+            raise ValueError(
+                f"axes: {order!r} of slot {name} is no order of B, C, H, W (images), B, C (vectors) or B, T, C (sequences): "
+                "write it as in 'BHWC'"
+            )
+
+
+def in_order_of_seeds(h: Tensor, order: str) -> Tensor:
+    """Return a view of features with their axes in the order of seeds; without a batch, the others are.
+
+    Args:
+        h: the features.
+        order: letters of their axes, as in `BHWC`.
+    """
+    here, wanted = _letters(h, order)
+    return h.permute([here.index(letter) for letter in wanted])
+
+
+def in_own_order(h: Tensor, order: str) -> Tensor:
+    """Undo `in_order_of_seeds`. The result is contiguous, as code after the slot may expect."""
+    here, wanted = _letters(h, order)
+    return h.permute([wanted.index(letter) for letter in here]).contiguous()
+
+
+def _letters(h: Tensor, order: str) -> tuple[str, str]:
+    """Return the letters of the axes of features, in their own order and in that of seeds."""
+    wanted = next(one for one in ORDERS if sorted(one) == sorted(order))
+    return (order, wanted) if h.dim() == len(order) else (order.replace("B", ""), wanted.replace("B", ""))
+
+
+def slot_spec(name: str, output: object, order: str | None = None) -> tuple[SlotSpec, Tensor]:
+    """Return the slot after a submodule with this output, and its features in the order of seeds.
+
+    Args:
+        name: name of the slot.
+        output: the output.
+        order: order of its axes, if it is not that of seeds.
+
+    Raises:
+        ValueError: no seed can grow on such an output.
+    """
+    features = features_of(output)
+    refuse_nested(name, features)
+    part = "output" if features is output else "first element of the output"
+    if isinstance(features, Tensor) and features.is_floating_point():
+        if order is not None and features.dim() != len(order):
+            raise ValueError(f"axes: {order!r} does not fit the {part} of slot {name}, of the shape {tuple(features.shape)}")
+        features = features if order is None else in_order_of_seeds(features, order)
+        for layout in Layout:
+            axes, axis = AXES[layout]
+            if features.dim() == axes:
+                return SlotSpec(name, features.shape[axis], layout), features
+    found = f"is a {type(features).__name__}"
+    if isinstance(features, Tensor):
+        found = f"has the shape {tuple(features.shape)}" if features.is_floating_point() else f"holds {features.dtype}"
+    raise ValueError(
+        f"slot {name}: the {part} of this submodule {found}, but seeds grow on floating-point images [B, C, H, W], vectors "
+        "[B, C] and sequences [B, T, C]: choose another submodule"
+    )
+
+
+def refuse_nested(slot: str, features: object) -> None:
+    """Raise ValueError for a nested tensor, on which most seeds cannot be computed."""
+    if isinstance(features, Tensor) and features.is_nested:
+        raise ValueError(
+            f"slot {slot}: the output is a nested tensor, as nn.TransformerEncoder makes for a padding mask in evaluation mode: "
+            "build it with enable_nested_tensor=False"
+        )

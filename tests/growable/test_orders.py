@@ -1,0 +1,146 @@
+"""Seeds grow on features with axes in any order as on those in their own, and layers tell one order from another."""
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+import esper
+
+
+class Axes(nn.Module):
+    """Permutes the axes."""
+
+    def __init__(self, *order: int) -> None:
+        super().__init__()
+        self.order = order
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(self.order)
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """Normalises the channels of `[B, C, H, W]`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+IMAGES = {"stem": nn.Conv2d(3, 6, 3), "samples": (4, 3, 7, 5), "to": (0, 2, 3, 1), "back": (0, 3, 1, 2), "order": "BHWC"}
+TIME_LAST = {"stem": nn.Linear(3, 8), "samples": (4, 9, 3), "to": (0, 2, 1), "back": (0, 2, 1), "order": "BCT"}
+TIME_FIRST = {"stem": nn.Linear(3, 8), "samples": (4, 9, 3), "to": (1, 0, 2), "back": (1, 0, 2), "order": "TBC"}
+
+
+def grown(world: dict[str, Any], blueprint: str, blend: str, *, permutes: bool) -> tuple[Any, ...]:
+    """Return what is computed and learned with a slot after the stem, whose axes may be permuted before it, and back after it."""
+    torch.manual_seed(0)
+    stem, x = copy.deepcopy(world["stem"]), torch.randn(world["samples"])
+    to, back = (Axes(*world["to"]), Axes(*world["back"])) if permutes else (nn.Identity(), nn.Identity())
+    module = nn.Sequential(stem, to, back, nn.Flatten(), nn.LazyLinear(2))
+    module(x)
+    y = torch.randn(4, 2)
+    net = esper.grow(module, ["1"], x, axes={"1": world["order"]} if permutes else None, incubation="closed_loop")
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    net.attach(optimizer)
+    potential = net.potential(lambda: mse_loss(net(x), y))["1"]
+    net.germinate("1", blueprint, blend=blend)
+    found: list[Tensor] = [net(x)]
+    for epoch in range(3):
+        net.begin_epoch()
+        optimizer.zero_grad()
+        mse_loss(net(x), y).backward()
+        if epoch == 0:
+            net.incubate(lambda: mse_loss(net(x), y))
+        optimizer.step()
+        if epoch == 0:
+            net.advance("1")
+        found.append(net(x).detach())
+    again = copy.deepcopy(net)
+    found.append(again(x).detach())
+    return potential, found, net.contributions(lambda: -mse_loss(net(x), y))
+
+
+@pytest.mark.parametrize(
+    ("world", "blueprint"), [(IMAGES, "conv_light"), (IMAGES, "norm"), (TIME_LAST, "attention"), (TIME_FIRST, "mlp")]
+)
+@pytest.mark.parametrize("blend", ["add", "gate", "multiply"])
+def test_seeds_learn_the_same_in_every_order(world: dict[str, Any], blueprint: str, blend: str) -> None:
+    plain, permuted = (grown(world, blueprint, blend, permutes=permutes) for permutes in (False, True))
+    for one, other in zip(plain[1], permuted[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(plain[1][0], plain[1][-1]), "the seed and the module learn"
+    assert plain[0] == pytest.approx(permuted[0], rel=1e-4, nan_ok=True)
+    assert plain[2]["1"].value == pytest.approx(permuted[2]["1"].value, rel=1e-4, abs=1e-7)
+
+
+def test_features_are_contiguous_after_the_slot_as_before() -> None:
+    module = nn.Sequential(nn.Linear(3, 6), nn.Unflatten(1, (5, 5)), nn.Flatten(1), nn.Linear(150, 2))
+    net = esper.grow(module, {"late": "1"}, torch.randn(2, 25, 3), axes={"late": "BHWC"})
+    net.germinate("late", "conv_light")
+    net.begin_epoch()
+    seen: list[bool] = []
+    module[2].register_forward_pre_hook(lambda _, given: seen.append(given[0].is_contiguous()))
+    net(torch.randn(2, 25, 3)).sum().backward()
+    assert seen == [True]
+
+
+@pytest.mark.parametrize(
+    ("axes", "sentence"),
+    [
+        ({"2": "BHWC"}, "axes names '2', which is no slot: choose from 0"),
+        ({"0": "HWC"}, r"axes: 'HWC' of slot 0 is no order of B, C, H, W \(images\), .* write it as in 'BHWC'"),
+        ({"0": "BCT"}, r"axes: 'BCT' does not fit the output of slot 0, of the shape \(2, 6, 5, 3\)"),
+    ],
+)
+def test_an_order_that_does_not_fit_is_refused(axes: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        esper.grow(nn.Sequential(nn.Conv2d(3, 6, 3)), ["0"], torch.randn(2, 3, 7, 5), axes=axes)
+
+
+@pytest.mark.parametrize(
+    ("layers", "path"),
+    [
+        ([Axes(0, 2, 3, 1), nn.LayerNorm(6)], "0"),  # which a layer of channels-last features reads
+        ([Axes(0, 2, 3, 1), nn.Linear(6, 6), nn.GELU()], "2"),  # whose input is that of such a layer
+    ],
+)
+def test_channels_last_images_are_known_by_the_layers_around(layers: list[nn.Module], path: str) -> None:
+    x = torch.randn(2, 6, 6, 6)  # shapes alone do not tell
+    with pytest.raises(ValueError, match=rf"the output of {path}, .* is channels-last .* write axes=\{{'{path}': 'BHWC'\}}"):
+        esper.grow(nn.Sequential(*layers), [path], x)
+    net = esper.grow(nn.Sequential(*layers), [path], x, axes={path: "BHWC"})
+    net.germinate(path, "conv_light")
+    net.begin_epoch()
+    assert net(x).shape == x.shape
+
+
+def test_a_norm_of_the_second_axis_is_no_layer_of_channels_last_images() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        esper.grow(nn.Sequential(nn.Conv2d(3, 6, 1), LayerNorm2d(6)), ["0", "1"], torch.randn(2, 3, 8, 8))
+
+
+def test_a_submodule_that_is_not_called_is_named() -> None:
+    class Lists(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[0](x)
+
+    with pytest.raises(ValueError, match=r"slots: layers is not called for the example .* not a mere container"):
+        esper.grow(Lists(), ["layers"], torch.randn(2, 4))
+
+
+def test_an_empty_slot_is_traced_by_torch_fx_and_one_with_a_seed_is_refused() -> None:
+    x, module = torch.randn(2, 3, 8, 8), nn.Sequential(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU()), nn.Flatten())
+    net = esper.grow(module, ["0"], x)
+    assert torch.equal(torch.fx.symbolic_trace(net.module)(x), net(x))
+    net.germinate("0", "norm")
+    with pytest.raises(ValueError, match=r"slot 0: torch\.fx would leave its seed out of the graph"):
+        torch.fx.symbolic_trace(net.module)
