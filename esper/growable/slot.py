@@ -300,7 +300,11 @@ def checked_loss(loss: Callable[[], Tensor]) -> Tensor:
     """
     if not callable(loss):
         raise ValueError(f"loss must be a function, such as lambda: criterion(net(x), y), got a {type(loss).__name__}")
-    value = loss()
+    try:
+        value = loss()
+    except Exception as error:
+        error.add_note("The network is in evaluation mode here, in which some models return another output.")
+        raise
     given = cast(object, value)
     if not isinstance(given, Tensor) or given.numel() != 1:
         got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)

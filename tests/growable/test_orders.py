@@ -124,6 +124,18 @@ def test_a_norm_of_the_second_axis_is_no_layer_of_channels_last_images() -> None
         esper.grow(nn.Sequential(nn.Conv2d(3, 6, 1), LayerNorm2d(6)), ["0", "1"], torch.randn(2, 3, 8, 8))
 
 
+def test_an_error_of_a_loss_says_that_the_network_is_in_evaluation_mode() -> None:
+    class Detector(nn.Linear):
+        def forward(self, input: Tensor) -> Any:
+            found = super().forward(input)
+            return {"loss": found.sum()} if self.training else found
+
+    net = esper.grow(nn.Sequential(nn.Linear(4, 4), Detector(4, 4)), ["0"], torch.randn(8, 4))
+    with pytest.raises(IndexError) as raised:
+        net.potential(lambda: net(torch.randn(8, 4))["loss"])
+    assert "evaluation mode" in raised.value.__notes__[0]
+
+
 def test_a_submodule_that_is_not_called_is_named() -> None:
     class Lists(nn.Module):
         def __init__(self) -> None:
