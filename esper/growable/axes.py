@@ -21,7 +21,7 @@ class Neighbours:
     """Notes which tensors layers of channels-last features read and return while a module runs."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._kept: list[object] = []  # else another tensor could get the id of one that is gone
+        self._kept = list[object]()  # else another tensor could get the id of one that is gone
         self._last = set[int]()
         self._read: dict[nn.Module, int] = {}
         self.handles = [layer.register_forward_hook(self._note) for layer in module.modules()]
@@ -40,8 +40,10 @@ class Neighbours:
 
 
 def is_channels_last(layer: nn.Module) -> bool:
-    """Return whether a layer takes the last axis for the channels; a subclass may compute something else."""
-    return any(type(layer).forward is kind.forward for kind in CHANNELS_LAST)
+    """Return whether a layer takes the last axis for the channels. A subclass may compute something else, and a norm over several
+    axes says nothing."""
+    one_axis = len(getattr(layer, "normalized_shape", "C")) == 1
+    return one_axis and any(type(layer).forward is kind.forward for kind in CHANNELS_LAST)
 
 
 def check_axes(
@@ -103,9 +105,9 @@ def _check_images(submodule: nn.Module, name: str, path: str, output: object, sh
     if is_channels_last(submodule) or around.are_channels_last(submodule, output):
         raise ValueError(
             f"slots: the output of {path}, a {type(submodule).__name__}, is channels-last [B, H, W, C], but seeds grow on images "
-            f"[B, C, H, W]: {_remedy(name, 'BHWC')}"
+            f"[B, C, H, W]: {_remedy(name, 'BHWC')}, or 'BCHW' if it is not"
         )
-    norms = [layer for layer in submodule.modules() if isinstance(layer, nn.LayerNorm | nn.RMSNorm)]
+    norms = [one for one in submodule.modules() if isinstance(one, nn.LayerNorm | nn.RMSNorm) and len(one.normalized_shape) == 1]
     widths = {layer.normalized_shape[-1] for layer in norms} | {
         layer.out_features for layer in submodule.modules() if isinstance(layer, nn.Linear)
     }

@@ -118,10 +118,19 @@ def test_channels_last_images_are_known_by_the_layers_around(layers: list[nn.Mod
     assert net(x).shape == x.shape
 
 
-def test_a_norm_of_the_second_axis_is_no_layer_of_channels_last_images() -> None:
+@pytest.mark.parametrize("norm", [LayerNorm2d(6), nn.LayerNorm([6, 8, 8]), nn.GroupNorm(2, 6)])
+def test_norms_of_other_axes_are_no_layers_of_channels_last_images(norm: nn.Module) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        esper.grow(nn.Sequential(nn.Conv2d(3, 6, 1), LayerNorm2d(6)), ["0", "1"], torch.randn(2, 3, 8, 8))
+        esper.grow(nn.Sequential(nn.Conv2d(3, 6, 1), norm), ["0", "1"], torch.randn(2, 3, 8, 8))
+
+
+def test_a_linear_layer_along_an_axis_of_images_is_taken_if_the_order_is_given() -> None:
+    module, x = nn.Sequential(nn.Conv2d(3, 6, 1), nn.Linear(8, 8), nn.Conv2d(6, 6, 1)), torch.randn(2, 3, 8, 8)
+    with pytest.raises(ValueError, match="or 'BCHW' if it is not"):
+        esper.grow(module, ["1"], x)
+    net = esper.grow(module, ["1"], x, axes={"1": "BCHW"})
+    net.germinate("1", "conv_light")
 
 
 def test_an_error_of_a_loss_says_that_the_network_is_in_evaluation_mode() -> None:
