@@ -18,8 +18,8 @@ from esper.training.run_folder import CHECKPOINTS
 OF_SINGLE_RUNS = ("hydra.run.dir=",)
 OF_SWEEPS = ("hydra.sweep.", "hydra.launcher.", "hydra.sweeper.", "hydra/launcher=", "hydra/sweeper=")
 """Beginnings of overrides that have no effect on commands of the other kind."""
-PLANS = {"design.json": "ab", "tuning.json": "tune"}
-"""Files in the folder of an experiment and of a tuning -> the prefix of the sweeps that write them."""
+PLANS = {"design.json": "an experiment", "tuning.json": "a tuning"}
+"""Files in the folders of sweeps with a plan -> what they are."""
 
 
 def sweep_keys(kind: type) -> list[str]:
@@ -72,8 +72,6 @@ def _sweep_in(overrides: Sequence[str]) -> str:
 
 def refuse_another_kind(folder: Path, overrides: Sequence[str], *, many: bool) -> None:
     """Raise ConfigError if a folder holds what this command does not continue: a run, a sweep over values, an experiment."""
-    sweep = _sweep_in(overrides)
-    kind = next((prefix for prefix in SWEEPS if sweep.startswith(prefix)), None)  # of a preset of one's own, maybe none
     planned = next((name for name in PLANS if (folder / name).exists()), "")
     if many and (folder / CHECKPOINTS).exists():
         found, key = "a run", "hydra.sweep.dir"
@@ -81,13 +79,25 @@ def refuse_another_kind(folder: Path, overrides: Sequence[str], *, many: bool) -
         if resumed := next((one for one in overrides if one.startswith("resume=")), ""):
             raise ConfigError(f"{resumed} names no run: {several_runs(folder)}")
         found, key = "a sweep", "hydra.run.dir"
-    elif many and planned and (not sweep or kind not in (None, PLANS[planned])):
-        found, key = f"{'an experiment' if PLANS[planned] == 'ab' else 'a tuning'} ({planned})", "hydra.sweep.dir"
-    elif many and kind and next(folder.glob(f"[0-9]*/{CHECKPOINTS}"), None):
-        found, key = "a sweep over values", "hydra.sweep.dir"
+    elif many and not _sweep_in(overrides) and planned:
+        found, key = f"{PLANS[planned]} ({planned})", "hydra.sweep.dir"
     else:
         return
     raise ConfigError(f"{folder} holds {found}: choose another {key}")
+
+
+def refuse_another_plan(folder: Path, own: str) -> None:
+    """Raise ConfigError if the folder of a sweep holds another kind of sweep.
+
+    Args:
+        folder: the folder.
+        own: name of the file with the plan of the sweep.
+    """
+    found = [f"{kind} ({name})" for name, kind in PLANS.items() if name != own and (folder / name).exists()]
+    if not (folder / own).exists() and next(folder.glob(f"[0-9]*/{CHECKPOINTS}"), None):
+        found.append("a sweep over values")
+    if found:
+        raise ConfigError(f"{folder} holds {found[0]}: choose another hydra.sweep.dir")
 
 
 def refuse_another_length(folder: Path, updates: int) -> None:

@@ -1,9 +1,10 @@
 """Whether the axes of a submodule's output are those that seeds take them for: samples first, then channels or positions."""
 
 import warnings
+from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from esper.fusion.layout import Layout
 
@@ -20,30 +21,44 @@ IMAGES = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPoo
 class Neighbours:
     """Notes which tensors layers of channels-last features read and return while a module runs."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._kept = list[object]()  # else another tensor could get the id of one that is gone
+    def __init__(self, module: nn.Module, submodules: Iterable[nn.Module]) -> None:
+        """
+        Args:
+            module: the whole network.
+            submodules: those with a slot.
+        """
+        self._kept: list[object] = []  # else another tensor could get the id of one that is gone
         self._last = set[int]()
-        self._read: dict[nn.Module, int] = {}
-        self.handles = [layer.register_forward_hook(self._note) for layer in module.modules()]
+        self._read: dict[nn.Module, Tensor] = {}
+        layers = [layer for layer in module.modules() if is_channels_last(layer)]
+        self.handles = [layer.register_forward_hook(self._note) for layer in layers]
+        self.handles += [one.register_forward_hook(self._note_slot) for one in submodules]
 
-    def _note(self, layer: nn.Module, given: tuple[object, ...], output: object) -> None:
-        tensors = [one for one in (*given[:1], output) if isinstance(one, torch.Tensor) and one.dim() == 4]  # of images
+    def _note(self, _: nn.Module, given: tuple[object, ...], output: object) -> None:
+        tensors = [one for one in (*given[:1], output) if isinstance(one, Tensor) and one.dim() == 4]
         self._kept += tensors
-        if given and tensors and tensors[0] is given[0]:
-            self._read[layer] = id(tensors[0])
-        if is_channels_last(layer):
-            self._last |= {*map(id, tensors)}
+        self._last |= {*map(id, tensors)}
+
+    def _note_slot(self, submodule: nn.Module, given: tuple[object, ...], output: object) -> None:
+        first = given[0] if given else None
+        if not isinstance(first, Tensor) or not isinstance(output, Tensor) or any(submodule.children()):
+            return
+        if (first.shape, first.stride()) == (output.shape, output.stride()):
+            self._read[submodule] = first
 
     def are_channels_last(self, submodule: nn.Module, output: object) -> bool:
-        """Return whether such a layer reads the output of a submodule, or returned the input of one without layers."""
-        return id(output) in self._last or (not any(submodule.children()) and self._read.get(submodule) in self._last)
+        """Return whether such a layer reads the output of a submodule, or returned what one without layers of its own changes
+        element by element, as it seems."""
+        read = id(self._read[submodule]) if submodule in self._read else None
+        return not isinstance(submodule, IMAGES) and (id(output) in self._last or read in self._last)
 
 
 def is_channels_last(layer: nn.Module) -> bool:
     """Return whether a layer takes the last axis for the channels. A subclass may compute something else, and a norm over several
     axes says nothing."""
-    one_axis = len(getattr(layer, "normalized_shape", "C")) == 1
-    return one_axis and any(type(layer).forward is kind.forward for kind in CHANNELS_LAST)
+    if not any(isinstance(layer, kind) and type(layer).forward is kind.forward for kind in CHANNELS_LAST):
+        return False
+    return not isinstance(layer, nn.LayerNorm | nn.RMSNorm) or len(layer.normalized_shape) == 1
 
 
 def check_axes(
@@ -102,7 +117,7 @@ def _is_time_first(layer: nn.Module) -> bool:
 
 
 def _check_images(submodule: nn.Module, name: str, path: str, output: object, shape: torch.Size, around: Neighbours) -> None:
-    if is_channels_last(submodule) or around.are_channels_last(submodule, output):
+    if is_channels_last(submodule):
         raise ValueError(
             f"slots: the output of {path}, a {type(submodule).__name__}, is channels-last [B, H, W, C], but seeds grow on images "
             f"[B, C, H, W]: {_remedy(name, 'BHWC')}, or 'BCHW' if it is not"
@@ -112,9 +127,9 @@ def _check_images(submodule: nn.Module, name: str, path: str, output: object, sh
         layer.out_features for layer in submodule.modules() if isinstance(layer, nn.Linear)
     }
     square = shape[-1] == shape[1] and not any(isinstance(layer, IMAGES) for layer in submodule.modules())
-    if shape[-1] in widths and (square or shape[1] not in widths):
+    if around.are_channels_last(submodule, output) or (shape[-1] in widths and (square or shape[1] not in widths)):
         warnings.warn(
             f"slot after {path}: its output {tuple(shape)} is taken for images [B, C, H, W], but looks channels-last "
-            f"[B, H, W, C], as its layers are: if it is, {_remedy(name, 'BHWC')}, else {_remedy(name, 'BCHW')}",
+            f"[B, H, W, C], as the layers here are: if it is, {_remedy(name, 'BHWC')}, else {_remedy(name, 'BCHW')}",
             stacklevel=5,
         )

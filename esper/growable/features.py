@@ -48,6 +48,9 @@ def with_features(output: Any, features: Tensor) -> Any:
 
 def check_orders(axes: Mapping[str, str], slots: Sequence[str]) -> None:
     """Raise ValueError unless all keys are names of slots, and all values orders of the axes that seeds know."""
+    given = cast(object, axes)
+    if not isinstance(given, Mapping) or any(not isinstance(one, str) for pair in cast(Any, given).items() for one in pair):
+        raise ValueError(f"axes must be a dict of texts, got {axes!r}: write axes={{{slots[0]!r}: 'BHWC'}}")
     for name, order in axes.items():
         if name not in slots:
             raise ValueError(f"axes names {name!r}, which is no slot: choose from {', '.join(slots)}")
@@ -56,6 +59,11 @@ def check_orders(axes: Mapping[str, str], slots: Sequence[str]) -> None:
                 f"axes: {order!r} of slot {name} is no order of B, C, H, W (images), B, C (vectors) or B, T, C (sequences): "
                 "write it as in 'BHWC'"
             )
+
+
+def fits(h: object, order: str) -> bool:
+    """Return whether features can be in an order: they have its axes, or all but the batch, as in `torch.vmap`."""
+    return isinstance(h, Tensor) and h.dim() in (len(order), len(order) - 1)
 
 
 def in_order_of_seeds(h: Tensor, order: str) -> Tensor:

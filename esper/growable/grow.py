@@ -68,8 +68,9 @@ def grow(
     for name in UNMEASURED:
         if gates is not None and getattr(gates, name) is not None:
             raise ValueError(f"gates.{name} has no effect here, since the gradients are those of your loop: set it to None")
-    check_orders(axes or {}, list(places))
-    return GrowableModule(module, places, _slots(module, places, example, axes or {}), rules, gates or GatesConfig())
+    axes = {} if axes is None else axes
+    check_orders(axes, list(places))
+    return GrowableModule(module, places, _slots(module, places, example, axes), rules, gates or GatesConfig())
 
 
 def _slots(module: nn.Module, places: Mapping[str, str], example: Any, axes: Mapping[str, str]) -> list[GrowingSlot]:
@@ -94,7 +95,7 @@ def _slots(module: nn.Module, places: Mapping[str, str], example: Any, axes: Map
         known[path].register_forward_hook(lambda _, __, output, name=name: outputs[name].append(output))
         for name, path in places.items()
     ]
-    around = Neighbours(module)
+    around = Neighbours(module, [known[path] for path in places.values()])
     handles += around.handles
     handles += [layer.register_forward_hook(_refuse_single) for layer in module.modules() if isinstance(layer, IMAGES)]
     try:

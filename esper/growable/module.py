@@ -35,7 +35,7 @@ from esper.growable.slot import (
     slot_gradients,
 )
 from esper.growable.stored import as_lists, as_state, decode, encode
-from esper.growable.topology import able_in, blueprint_for, choice, contents, labelled, planted, replant, whole
+from esper.growable.topology import able_in, blueprint_for, choice, contents, labelled, planted, replant, settings, whole
 from esper.lifecycle import operations
 from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize
 from esper.lifecycle.operations import may_germinate, may_prune, may_retarget, may_switch
@@ -327,13 +327,13 @@ class GrowableModule(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """Return what a checkpoint holds besides parameters: the state of the slots, and the blueprints of their seeds."""
-        places = {"slots": list(self._names), "paths": list(self._paths), "incubation": self.rules.incubation.value}
-        return encode(places | {"state": as_lists(self._state), "seeds": planted(self._slots), "born": self._born})
+        own = settings(self._names, self._paths, self._slots, self.rules)
+        return encode(own | {"state": as_lists(self._state), "seeds": planted(self._slots), "born": self._born})
 
     def set_extra_state(self, state: Tensor | Mapping[str, Any]) -> None:
         """Plant the seeds of a checkpoint, unless they are there; `load_state_dict` then loads their parameters."""
         saved = decode(state)
-        refusal.check_checkpoint(saved, dict(zip(self._names, self._paths, strict=True)), self.rules.incubation.value)
+        refusal.check_checkpoint(saved, settings(self._names, self._paths, self._slots, self.rules))
         replant(self._slots, saved["seeds"], [parameter_near(self.module, path) for path in self._paths])
         self._state, self._born = as_state(saved["state"], len(self._slots)), list(saved["born"])
         self._trained, self._incubated = False, False

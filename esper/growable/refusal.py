@@ -151,9 +151,10 @@ def warn_unreached(slot: str) -> None:
     warnings.warn(f"the loss does not depend on slot {slot}: its growth potential is NaN", stacklevel=3)
 
 
-def check_checkpoint(state: Mapping[str, Any], slots: Mapping[str, str], incubation: str) -> None:
-    """Raise ValueError if a checkpoint is that of a module with other slots (by name, with their paths) or another incubation."""
-    saved = dict(zip(state["slots"], state.get("paths", slots.values()), strict=False))  # earlier versions did not save paths
+def check_checkpoint(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise ValueError if a checkpoint is that of a module with other slots or paths, axes or incubation."""
+    slots = dict(zip(own["slots"], own["paths"], strict=True))
+    saved = dict(zip(state["slots"], state.get("paths", own["paths"]), strict=False))  # earlier versions did not save paths
     if list(saved.items()) != list(slots.items()):
         there, here = (
             ", ".join(name if name == path else f"{name}={path}" for name, path in one.items()) for one in (saved, slots)
@@ -161,11 +162,13 @@ def check_checkpoint(state: Mapping[str, Any], slots: Mapping[str, str], incubat
         raise ValueError(
             f"the checkpoint has the slots {there}, but this module has {here}: call esper.grow with the slots of the checkpoint"
         )
-    if (trained := state.get("incubation", incubation)) != incubation:  # which earlier versions did not save, either
-        raise ValueError(
-            f"the checkpoint has incubation={trained}, but this module has incubation={incubation}: "
-            f"call esper.grow(..., incubation={trained!r})"
-        )
+    usual = {"incubation": own["incubation"], "axes": {}}  # of earlier versions, which did not save them
+    for name in usual:
+        if (trained := state.get(name, usual[name])) != own[name]:
+            raise ValueError(
+                f"the checkpoint has {name}={trained}, but this module has {name}={own[name]}: "
+                f"call esper.grow(..., {name}={trained!r})"
+            )
 
 
 def check_weight(alpha: float, *, above: float | None = None) -> None:

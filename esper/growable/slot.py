@@ -15,7 +15,7 @@ from torch.fx import Proxy
 from torch.utils.hooks import RemovableHandle
 
 from esper.growable.caches import warn_of_cache
-from esper.growable.features import features_of, in_order_of_seeds, in_own_order, refuse_nested, with_features
+from esper.growable.features import features_of, fits, in_order_of_seeds, in_own_order, refuse_nested, with_features
 from esper.growable.newborn import check_newborn
 from esper.growth.compatibility import AXES
 from esper.growth.mode import set_evaluation
@@ -82,7 +82,7 @@ class GrowingSlot(nn.Module):
             order: order of the axes in the output of the submodule, if it is not that of seeds.
         """
         super().__init__()
-        self.spec, self._order = spec, order
+        self.spec, self.order = spec, order
         self._shape: torch.Size | None = features.shape[1:]
         self._positive = _positive(features)
         self._single = False
@@ -102,34 +102,27 @@ class GrowingSlot(nn.Module):
         self.captured: list[Tensor] = []
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # files of earlier versions lack what was added later
-        super().__setstate__({"_order": None, "_shape": None, "_positive": False, "_single": False, "probed": []} | state)
+        super().__setstate__({"order": None, "_shape": None, "_positive": False, "_single": False, "probed": []} | state)
 
     def hook(self, submodule: nn.Module) -> RemovableHandle:
         """Put the slot after a submodule."""
         return submodule.register_forward_hook(self._after)
 
     def _after(self, _: nn.Module, __: tuple[object, ...], output: Any) -> Any:
-        if isinstance(output, Proxy):
-            return self._traced(output)
-        given: Any = features_of(output)
-        given = given if self._order is None else in_order_of_seeds(given, self._order)
-        features = self(given)
-        if features is given:
+        if self.seed is None and not self.capturing:
             return output
-        return with_features(output, features if self._order is None else in_own_order(features, self._order))
-
-    def _traced(self, output: Proxy) -> Proxy:
-        """Return the output of the submodule while torch.fx traces the module, which leaves hooks of layers out.
-
-        Raises:
-            ValueError: there is a seed, which would be left out of the graph.
-        """
-        if self.seed is not None:
+        given: Any = features_of(output)
+        if isinstance(given, Proxy):
             raise ValueError(
                 f"slot {self.spec.name}: torch.fx would leave its seed out of the graph: write the network by net.export, or "
                 "trace a module that has no seeds"
             )
-        return output
+        order = self.order if self.order and fits(given, self.order) else None
+        h = in_order_of_seeds(given, order) if order else given
+        features = self(h)
+        if features is h:
+            return output
+        return with_features(output, in_own_order(features, order) if order else features)
 
     def _replicate_for_data_parallel(self) -> nn.Module:
         raise RuntimeError("nn.DataParallel cannot copy slots to several devices: use DistributedDataParallel")

@@ -14,6 +14,7 @@ from esper.growable.slot import GrowingSlot
 from esper.growable.stored import lasts
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend
+from esper.lifecycle.slots import SlotsConfig
 from esper.plugins import load_plugins
 from esper.seeds.blueprints.base import BlueprintConfig, required
 from esper.seeds.blueprints.registry import BLUEPRINTS, able
@@ -124,6 +125,12 @@ def labelled(asked: Sequence[str | BlueprintConfig], slot: GrowingSlot) -> dict[
     """Return the configs of blueprints that can grow in a slot, by name or, for a config, by its label."""
     built = [blueprint_for(one, slot) for one in asked]
     return {one if isinstance(one, str) else label(config): config for one, config in zip(asked, built, strict=True)}
+
+
+def settings(names: Sequence[str], paths: Sequence[str], slots: Sequence[GrowingSlot], rules: SlotsConfig) -> dict[str, Any]:
+    """Return the settings of `esper.grow` without which a checkpoint cannot be loaded."""
+    axes = {slot.spec.name: slot.order for slot in slots if slot.order is not None}
+    return {"slots": [*names], "paths": [*paths], "axes": axes, "incubation": rules.incubation.value}
 
 
 def planted(slots: Sequence[GrowingSlot]) -> dict[str, dict[str, Any]]:

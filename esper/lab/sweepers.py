@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from esper.cli.command import in_one_sentence
 from esper.cli.failures import Failure, end_if_failed, failures
 from esper.cli.overrides import config_of
+from esper.cli.refusals import refuse_another_plan
 from esper.config import Config, ConfigError
 from esper.files import write_whole
 from esper.lab.cell import Cell
@@ -120,6 +121,7 @@ class BlockSweeper(CellSweeper):
             )
         from esper.lab.plan import experiment
 
+        refuse_another_plan(Path(hydra.sweep.dir), FILE)
         found = experiment(hydra, common)
         return [list(cell.overrides) for cell in (*found.firsts(), *found.taught_by_block())]
 
@@ -164,6 +166,9 @@ class TuneSweeper(CellSweeper):
     @staticmethod
     def preview(hydra: DictConfig, common: Sequence[str]) -> list[list[str]]:
         """Return the overrides of the baseline, and of every tuned key at the ends of its range."""
+        from esper.lab.tuning import FILE
+
+        refuse_another_plan(Path(hydra.sweep.dir), FILE)
         asked = cast(dict[str, Any], OmegaConf.to_container(hydra.sweeper))
         return search_space(TuneConfig(**asked), common).previews()
 

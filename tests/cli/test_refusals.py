@@ -101,6 +101,16 @@ def test_a_command_with_a_misplaced_key_is_refused(ask, tmp_path: Path, words: l
             ["-m", "sweep=ab", ARMS, "hydra.sweep.dir=out"],
             "esper: out holds a sweep over values: choose another hydra.sweep.dir",
         ),
+        (
+            "tuning.json",
+            ["--config-dir", "options", "-m", "sweep=tuned", "hydra.sweep.dir=out"],
+            r"esper: out holds a tuning \(tuning.json\): choose another hydra.sweep.dir",
+        ),
+        (
+            "design.json",
+            ["--config-dir", "options", "-m", "sweep=tuned", "hydra.sweep.dir=out"],
+            "esper: out/design.json is damaged",  # so it is read, as that of an experiment that goes on
+        ),
         ("0/checkpoints/", ["-m", "seed=1,2", "hydra.sweep.dir=out"], ""),
         ("notes.txt", ["hydra.run.dir=out"], ""),
         ("multirun.yaml", ["-m", "seed=1,2", "hydra.sweep.dir=out"], ""),
@@ -108,6 +118,9 @@ def test_a_command_with_a_misplaced_key_is_refused(ask, tmp_path: Path, words: l
 )
 def test_a_folder_holds_one_thing(ask, tmp_path: Path, there: str, words: list[str], sentence: str) -> None:  # noqa: F811
     (tmp_path / "out").mkdir()
+    preset = tmp_path / "options" / "sweep" / "tuned.yaml"  # an experiment, whatever its name
+    preset.parent.mkdir(parents=True)
+    preset.write_text("# @package _global_\ndefaults: [ab, _self_]\nhydra: {sweeper: {arms: 'reward: shaped,sparse'}}\n")
     (tmp_path / "out" / there).mkdir(parents=True) if there.endswith("/") else (tmp_path / "out" / there).write_text("")
     code, err, reached = ask(*words)
     assert (code, reached) == ((2, False) if sentence else (0, True)), err

@@ -93,10 +93,12 @@ def test_features_are_contiguous_after_the_slot_as_before() -> None:
     [
         ({"2": "BHWC"}, "axes names '2', which is no slot: choose from 0"),
         ({"0": "HWC"}, r"axes: 'HWC' of slot 0 is no order of B, C, H, W \(images\), .* write it as in 'BHWC'"),
+        ({0: "BHWC"}, r"axes must be a dict of texts, got \{0: 'BHWC'\}: write axes=\{'0': 'BHWC'\}"),
+        ("BHWC", "axes must be a dict of texts, got 'BHWC'"),
         ({"0": "BCT"}, r"axes: 'BCT' does not fit the output of slot 0, of the shape \(2, 6, 5, 3\)"),
     ],
 )
-def test_an_order_that_does_not_fit_is_refused(axes: dict[str, str], sentence: str) -> None:
+def test_an_order_that_does_not_fit_is_refused(axes: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         esper.grow(nn.Sequential(nn.Conv2d(3, 6, 3)), ["0"], torch.randn(2, 3, 7, 5), axes=axes)
 
@@ -109,13 +111,23 @@ def test_an_order_that_does_not_fit_is_refused(axes: dict[str, str], sentence: s
     ],
 )
 def test_channels_last_images_are_known_by_the_layers_around(layers: list[nn.Module], path: str) -> None:
-    x = torch.randn(2, 6, 6, 6)  # shapes alone do not tell
-    with pytest.raises(ValueError, match=rf"the output of {path}, .* is channels-last .* write axes=\{{'{path}': 'BHWC'\}}"):
+    x, again = torch.randn(2, 6, 6, 6), copy.deepcopy(layers)  # shapes alone do not tell
+    with pytest.warns(UserWarning, match=rf"slot after {path}: .* looks channels-last .* write axes=\{{'{path}': 'BHWC'\}}"):
         esper.grow(nn.Sequential(*layers), [path], x)
-    net = esper.grow(nn.Sequential(*layers), [path], x, axes={path: "BHWC"})
+    net = esper.grow(nn.Sequential(*again), [path], x, axes={path: "BHWC"})
     net.germinate(path, "conv_light")
     net.begin_epoch()
     assert net(x).shape == x.shape
+
+
+def test_layers_whose_channels_come_second_are_taken_beside_others() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Conv2d(6, 6, 1)))
+    norm = nn.Identity()
+    norm.normalized_shape = 6  # of a class of a user's own
+    layers = [nn.Linear(8, 8), nn.Conv2d(3, 6, 3), Axes(0, 2, 3, 1), nn.Linear(6, 6), Axes(0, 3, 1, 2), scripted, norm]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        esper.grow(nn.Sequential(*layers), ["1", "4"], torch.randn(2, 3, 8, 8))
 
 
 @pytest.mark.parametrize("norm", [LayerNorm2d(6), nn.LayerNorm([6, 8, 8]), nn.GroupNorm(2, 6)])
@@ -165,3 +177,29 @@ def test_an_empty_slot_is_traced_by_torch_fx_and_one_with_a_seed_is_refused() ->
     net.germinate("0", "norm")
     with pytest.raises(ValueError, match=r"slot 0: torch\.fx would leave its seed out of the graph"):
         torch.fx.symbolic_trace(net.module)
+
+
+def test_an_empty_slot_takes_whatever_a_submodule_returns() -> None:
+    class Varied(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return {2: None, 3: x, 4: x, 5: x}[x.dim()]
+
+    net = esper.grow(nn.Sequential(Varied()), ["0"], torch.randn(2, 8, 8, 3), axes={"0": "BHWC"})
+    for shape in ((2, 3), (2, 3, 4), (2, 1, 8, 8, 3)):
+        net(torch.randn(shape))
+    net.germinate("0", "conv_light")
+    net.begin_epoch()
+    with pytest.raises(ValueError, match=r"slot 0: seeds grow on images here, .* give esper.grow a batch"):
+        net(torch.randn(2, 1, 8, 8, 3))
+
+
+def test_a_checkpoint_needs_its_axes() -> None:
+    x = torch.randn(2, 8, 8, 3)
+    asked: tuple[Any, ...] = ({"0": "BHWC"}, {"0": "BWHC"}, None)
+    one, other, plain = (esper.grow(nn.Sequential(nn.Identity()), ["0"], x, axes=axes) for axes in asked)
+    one.germinate("0", "conv_light")
+    again = esper.grow(nn.Sequential(nn.Identity()), ["0"], x, axes={"0": "BHWC"})
+    again.load_state_dict(one.state_dict())
+    for net in (other, plain):
+        with pytest.raises(ValueError, match=r"the checkpoint has axes=\{'0': 'BHWC'\}, but this module has axes="):
+            net.load_state_dict(one.state_dict())
