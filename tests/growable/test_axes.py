@@ -58,6 +58,7 @@ def test_axes_in_another_order_are_refused(layers: Any, path: str, example: Any,
             (2, 8, 8, 6),
             r"\(2, 8, 8, 6\) is taken for images \[B, C, H, W\], but looks",
         ),
+        (lambda: [ChannelsLast()], "0", (2, 6, 6, 6), r"\(2, 6, 6, 6\) is taken for images \[B, C, H, W\], but looks"),
     ],
 )
 def test_axes_that_may_be_in_another_order_are_warned_of(layers: Any, path: str, example: Any, warned: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import esper
+from esper.growable.features import fits, in_order_of_seeds, in_own_order
 
 
 class Axes(nn.Module):
@@ -77,6 +78,33 @@ def test_seeds_learn_the_same_in_every_order(world: dict[str, Any], blueprint: s
     assert plain[2]["1"].value == pytest.approx(permuted[2]["1"].value, rel=1e-4, abs=1e-7)
 
 
+@pytest.mark.parametrize("order", ["BHWC", "WCHB", "TBC", "CTB", "CB"])
+def test_an_order_is_undone_also_without_a_batch(order: str) -> None:
+    wanted = {4: "BCHW", 3: "BTC", 2: "BC"}[len(order)]
+    x = torch.randn([{"B": 2, "C": 3, "H": 4, "W": 5, "T": 6}[letter] for letter in order])
+    for own, letters in ((x, wanted), (x.select(order.index("B"), 0).contiguous(), wanted.replace("B", ""))):
+        assert fits(own, order)
+        there = in_order_of_seeds(own, order)
+        assert there.shape == torch.Size([{"B": 2, "C": 3, "H": 4, "W": 5, "T": 6}[letter] for letter in letters])
+        back = in_own_order(there.contiguous(), order)
+        assert back.equal(own)
+        assert back.is_contiguous()
+    assert not fits(torch.randn(2, 1, 1, 1, 1), order)
+
+
+@pytest.mark.parametrize(
+    ("layer", "samples", "order"),
+    [(nn.Conv1d(3, 8, 3), (4, 3, 9), "BCT"), (nn.GRU(3, 8), (9, 4, 3), "TBC"), (nn.BatchNorm1d(8), (4, 8, 9), "BCT")],
+)
+def test_layers_in_another_order_take_seeds_if_it_is_given(layer: nn.Module, samples: tuple[int, ...], order: str) -> None:
+    x = torch.randn(samples)
+    net = esper.grow(nn.Sequential(layer), ["0"], x, axes={"0": order})
+    net.germinate("0", "attention")
+    net.begin_epoch()
+    found = net(x)
+    assert (found[0] if isinstance(found, tuple) else found).shape[order.index("C")] == 8
+
+
 def test_features_are_contiguous_after_the_slot_as_before() -> None:
     module = nn.Sequential(nn.Linear(3, 6), nn.Unflatten(1, (5, 5)), nn.Flatten(1), nn.Linear(150, 2))
     net = esper.grow(module, {"late": "1"}, torch.randn(2, 25, 3), axes={"late": "BHWC"})
@@ -124,10 +152,19 @@ def test_layers_whose_channels_come_second_are_taken_beside_others() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Conv2d(6, 6, 1)))
     norm = nn.Identity()
     norm.normalized_shape = 6  # of a class of a user's own
-    layers = [nn.Linear(8, 8), nn.Conv2d(3, 6, 3), Axes(0, 2, 3, 1), nn.Linear(6, 6), Axes(0, 3, 1, 2), scripted, norm]
+    layers = [
+        nn.Linear(8, 8),
+        nn.Conv2d(3, 3, 3, padding=1),
+        nn.Conv2d(3, 6, 3),
+        Axes(0, 2, 3, 1),
+        nn.Linear(6, 6),
+        Axes(0, 3, 1, 2),
+        scripted,
+        norm,
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        esper.grow(nn.Sequential(*layers), ["1", "4"], torch.randn(2, 3, 8, 8))
+        esper.grow(nn.Sequential(*layers), ["1", "5"], torch.randn(2, 3, 8, 8))
 
 
 @pytest.mark.parametrize("norm", [LayerNorm2d(6), nn.LayerNorm([6, 8, 8]), nn.GroupNorm(2, 6)])

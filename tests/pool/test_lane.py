@@ -46,10 +46,12 @@ def test_lanes_pause_between_two_batches_while_others_capture() -> None:
     underway, wrong = set[str](), list[set[str]]()
 
     def work(lane: str) -> None:
-        """Take ten batches; lanes a and b capture before the third one, as shards do whose seeds have new roles."""
+        """Take batches until all captures are done; lanes a and b capture before the third one, as shards with new roles do."""
         turns.enter(lane)
-        for batch in range(10):
+        for batch in range(1000):
             turns.give_way(lane)
+            if sum(what == "captured" for _, what in done) == 2:
+                break
             if batch == 2 and lane in "ab":
                 with turns.alone(lane):
                     wrong.extend([{*underway}] * bool(underway))
@@ -65,8 +67,8 @@ def test_lanes_pause_between_two_batches_while_others_capture() -> None:
     with ThreadPoolExecutor(len(lanes)) as threads:
         list(threads.map(work, lanes))
     assert not wrong, "a batch ran beside a capture"
-    order = [done.index((lane, what)) for what in ("captured", "trained") for lane in "ab"]
-    assert max(order[:2]) < min(done.index((lane, "trained")) for lane in "cd"), "captures do not wait for whole epochs"
+    captured, trained = ([done.index((lane, what)) for lane in of] for what, of in (("captured", "ab"), ("trained", "abcd")))
+    assert max(captured) < min(trained), "captures do not wait for whole epochs"
 
 
 def test_after_a_capture_that_failed_others_go_on() -> None:
