@@ -344,3 +344,19 @@ def test_returns_need_equal_rewards(key: str, monkeypatch: pytest.MonkeyPatch) -
         if run.arm == "b":
             del run.config[key]  # an agent without the key is not paid by it
     assert S.compare([Path("here")], CompareConfig(outcome="return")).values("return")["a"].tolist() == [0, 0, 0]
+
+
+def test_planned_overrides_are_no_excuse_where_hosts_are_scored_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outcome of training scores nothing with overrides, so baselines may grow other hosts than an arm."""
+    noise = np.random.default_rng(0).standard_normal((2, 12))
+    made = compared(monkeypatch, {"a": noise[0], "b": noise[1]})
+    assert made.design is not None
+    design = replace(made.design, plan=replace(made.design.plan, score_overrides=["slots=all"]))
+
+    def told(_: object, baselines: object, overrides: Sequence[str]) -> list[str]:
+        raise ConfigError(f"compared with {baselines} under {overrides}")
+
+    monkeypatch.setattr(S, "planned", lambda _: design)
+    monkeypatch.setattr(S, "other_hosts", told)
+    with pytest.raises(ConfigError, match=r"with \['wait'\] under \[\]"):
+        S.compare([Path("here")], CompareConfig(outcome="learning", baselines=["wait"]))
