@@ -59,9 +59,14 @@ def check_sweep(overrides: list[str], *, many: bool, config_name: str | None = N
             raise ConfigError(f"{override} has no effect on {'a sweep' if many else 'a single run'}: {remedy}")
     if chosen and not many:
         raise ConfigError(f"sweep={chosen} starts several runs: put -m in front, as in python -m esper.train -m sweep={chosen}")
-    for key in () if chosen else (override.partition("=")[0] for override in overrides):
-        if owner := next((name for name, kind in SWEEPS.items() if key in sweep_keys(kind)), None):
-            raise ConfigError(f"{key} belongs to a sweep: put -m sweep={owner} in front")
+    for override in () if chosen.startswith(tuple(SWEEPS)) else overrides:
+        owner = next((name for name, kind in SWEEPS.items() if override.partition("=")[0] in sweep_keys(kind)), None)
+        if owner and chosen:
+            raise ConfigError(
+                f"{override} is short for a key of sweeps named {'... or '.join(SWEEPS)}...: write hydra.sweeper.{override}"
+            )
+        if owner:
+            raise ConfigError(f"{override.partition('=')[0]} belongs to a sweep: put -m sweep={owner} in front")
 
 
 def _sweep_in(overrides: Sequence[str]) -> str:

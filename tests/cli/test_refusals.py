@@ -55,6 +55,10 @@ ARMS = "arms=reward: shaped,sparse"
             ["-m", "sweep=ab", ARMS, "--config-name", "config_of_mine", "--config-dir", "."],
             "--config-name config_of_mine would not become part of the plan of sweep=ab: write what it sets into a preset of ",
         ),
+        (
+            ["-m", "sweep=mine", "blocks=2", "--config-dir", "."],
+            r"blocks=2 is short for a key of sweeps named ab... or tune...: write hydra.sweeper.blocks=2$",
+        ),
         (["devices=cuda:0,cpu"], r"or write 'devices=\[cuda:0,cpu\]' for all of them in one run"),
     ],
 )
