@@ -199,7 +199,11 @@ def test_an_output_without_a_character_prints_a_question_mark(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "command", ["-m esper.train --help", f"-m esper.train {' '.join(ENDLESS)} updates=2", "-m esper.report run"]
+    "command",
+    [
+        f"-m esper.train {' '.join(ENDLESS)} updates=2",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("-m esper.train --help", "-m esper.report run")),
+    ],
 )
 def test_a_command_may_have_no_output(command: str, tmp_path: Path) -> None:
     """As of a service that closes its outputs."""

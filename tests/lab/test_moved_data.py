@@ -167,6 +167,7 @@ def test_a_run_is_evaluated_where_its_data_is(moved: Path, refused, monkeypatch:
     assert (run / "run.html").exists()
 
 
+@pytest.mark.slow
 def test_arms_with_different_files_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number, file in enumerate(("a.csv", "b.csv")):

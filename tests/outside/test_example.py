@@ -83,6 +83,7 @@ def test_files_are_short(site: Path) -> None:
     assert not [file for file in files if len(file.read_text().splitlines()) >= 60]
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass(site: Path) -> None:
     shown = run(site, "pytest", "plugin/tests", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-c", os.devnull)
     assert "2 passed" in shown

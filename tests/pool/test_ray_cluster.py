@@ -122,6 +122,7 @@ def test_killed_workers_change_no_number(said):
     assert "hosts 2 to 3 repeat 3 epochs of this episode; no other host is affected" in lost[0]
 
 
+@pytest.mark.slow
 def test_environments_share_workers_and_leave_none_behind(said):
     assert said["one group"]
     assert list(said["machines"]) == ["auto"]
@@ -130,6 +131,7 @@ def test_environments_share_workers_and_leave_none_behind(said):
     assert not said["running"]
 
 
+@pytest.mark.slow
 def test_errors_are_told_as_in_one_process(said):
     assert said["error"] == "IndexError"
     assert "worker 1 of 2 was lost" in said["lost"]
