@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from esper.fusion.layout import Layout
 
 TIME_LAST = (nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d)
-"""Layers whose outputs `[B, C, L]` would be taken for sequences."""
+"""Layers whose outputs `[B, C, T]` would be taken for sequences."""
 TIME_LAST_OF_THREE = (nn.BatchNorm1d, nn.InstanceNorm1d, nn.Dropout1d)
 """Layers that take the second of three axes for the channels."""
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
@@ -47,8 +47,8 @@ class Neighbours:
             self._read[submodule] = first
 
     def are_channels_last(self, submodule: nn.Module, output: object) -> bool:
-        """Return whether such a layer reads the output of a submodule, or returned what one without layers of its own changes
-        element by element, as it seems."""
+        """Return whether such a layer reads the output of a submodule, or returned the input of one that has no parts and keeps
+        shape and strides, as an activation does."""
         read = id(self._read[submodule]) if submodule in self._read else None
         return not isinstance(submodule, IMAGES) and (id(output) in self._last or read in self._last)
 

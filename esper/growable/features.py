@@ -67,7 +67,7 @@ def fits(h: object, order: str) -> bool:
 
 
 def in_order_of_seeds(h: Tensor, order: str) -> Tensor:
-    """Return a view of features with their axes in the order of seeds; without a batch, the others are.
+    """Return a view of features with their axes in the order of seeds. They may lack the batch, as in `torch.vmap`.
 
     Args:
         h: the features.

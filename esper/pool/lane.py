@@ -66,8 +66,9 @@ class Turns:
             self._captures += 1
             self._issuing.discard(lane)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._issuing)
         try:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._issuing)
             with _capturing:
                 yield
         finally:
@@ -145,8 +146,8 @@ class Lane:
         return graph.replay
 
     def _end(self, graph: Any) -> None:
-        """End a capture that failed. Up to torch 2.12, its end leaves the allocator as if the capture went on: no cached memory
-        would ever be given back."""
+        """End a capture that failed. In torch 2.11, `capture_end` leaves the allocator as if the capture went on, so that it would
+        never give back cached memory."""
         with suppress(RuntimeError):
             graph.capture_end()
         if self._stream is not None:
