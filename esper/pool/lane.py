@@ -146,8 +146,8 @@ class Lane:
         return graph.replay
 
     def _end(self, graph: Any) -> None:
-        """End a capture that failed. In torch 2.11, `capture_end` leaves the allocator as if the capture went on, so that it would
-        never give back cached memory."""
+        """End a capture that failed. In torch 2.11, `capture_end` leaves the allocator as if the capture went on, so that cached
+        memory would never be given back."""
         with suppress(RuntimeError):
             graph.capture_end()
         if self._stream is not None:
