@@ -1,6 +1,6 @@
 """The features on which seeds grow: where they are in the output of a submodule, and the order of their axes."""
 
-# B batch, T positions, C channels, H height, W width
+# B batch, T positions or frames, D slices, C channels, H height, W width
 
 import copy
 from collections import OrderedDict
@@ -14,8 +14,8 @@ from esper.fusion.layout import Layout
 from esper.growth.compatibility import AXES
 from esper.hosts.base import SlotSpec
 
-ORDERS = ("BCHW", "BC", "BTC")
-"""Orders of the axes in which seeds read images, vectors and sequences."""
+ORDERS = ("BCHW", "BC", "BTC", "BTCHW", "BDCHW")
+"""Orders of the axes in which seeds read images, vectors, sequences, and the frames of videos and slices of volumes as images."""
 
 
 def features_of(output: object) -> object:
@@ -56,8 +56,8 @@ def check_orders(axes: Mapping[str, str], slots: Sequence[str]) -> None:
             raise ValueError(f"axes names {name!r}, which is no slot: choose from {', '.join(slots)}")
         if sorted(order) not in map(sorted, ORDERS):
             raise ValueError(
-                f"axes: {order!r} of slot {name} is no order of B, C, H, W (images), B, C (vectors) or B, T, C (sequences): "
-                "write it as in 'BHWC'"
+                f"axes: {order!r} of slot {name} is no order of B, C, H, W (images), B, C (vectors), B, T, C (sequences), "
+                "B, C, T, H, W (videos) or B, C, D, H, W (volumes): write it as in 'BHWC'"
             )
 
 
@@ -67,19 +67,29 @@ def fits(h: object, order: str) -> bool:
 
 
 def in_order_of_seeds(h: Tensor, order: str) -> Tensor:
-    """Return a view of features with their axes in the order of seeds. They may lack the batch, as in `torch.vmap`.
+    """Return features with their axes in the order of seeds. They may lack the batch, as in `torch.vmap`.
 
     Args:
         h: the features.
-        order: letters of their axes, as in `BHWC`.
+        order: letters of their axes, as in `BHWC`. The frames of videos, `BCTHW`, and the slices of volumes, `BCDHW`, become
+            images `[B * T, C, H, W]`.
     """
     here, wanted = _letters(h, order)
-    return h.permute([here.index(letter) for letter in wanted])
+    h = h.permute([here.index(letter) for letter in wanted])
+    return h.flatten(0, 1) if len(wanted) == 5 else h
 
 
-def in_own_order(h: Tensor, order: str) -> Tensor:
-    """Undo `in_order_of_seeds`. The result is contiguous, as code after the slot may expect."""
-    here, wanted = _letters(h, order)
+def in_own_order(h: Tensor, order: str, own: Tensor) -> Tensor:
+    """Undo `in_order_of_seeds`. The result is contiguous, as code after the slot may expect.
+
+    Args:
+        h: features in the order of seeds.
+        order: letters of the axes in their own order.
+        own: features in their own order.
+    """
+    here, wanted = _letters(own, order)
+    if len(wanted) == 5:
+        h = h.unflatten(0, [own.shape[here.index(letter)] for letter in wanted[:2]])
     return h.permute([wanted.index(letter) for letter in here]).contiguous()
 
 
@@ -114,9 +124,12 @@ def slot_spec(name: str, output: object, order: str | None = None) -> tuple[Slot
     found = f"is a {type(features).__name__}"
     if isinstance(features, Tensor):
         found = f"has the shape {tuple(features.shape)}" if features.is_floating_point() else f"holds {features.dtype}"
+    remedy = "choose another submodule"
+    if isinstance(features, Tensor) and features.dim() == 5:
+        remedy = f"write axes={{{name!r}: 'BCTHW'}} for seeds on each frame of a video, 'BCDHW' for each slice of a volume"
     raise ValueError(
         f"slot {name}: the {part} of this submodule {found}, but seeds grow on floating-point images [B, C, H, W], vectors "
-        "[B, C] and sequences [B, T, C]: choose another submodule"
+        f"[B, C] and sequences [B, T, C]: {remedy}"
     )
 
 

@@ -40,7 +40,8 @@ def grow(
         example: a batch of one sample or more, a tuple of the module's arguments, or a dict of its keyword arguments; it is run
             once, in evaluation mode.
         axes: order of the axes in a slot, by its name, where it is another one: `{"features.1": "BHWC"}` for channels-last
-            images, `"BCT"` for sequences of `nn.Conv1d`, `"TBC"` for those that are not batch-first.
+            images, `"BCT"` for sequences of `nn.Conv1d`, `"TBC"` for those that are not batch-first. Seeds grow on each frame of
+            videos, `"BCTHW"`, and on each slice of volumes, `"BCDHW"`.
         incubation: training of a newborn seed: none (active at once, as the identity), closed_loop (behind the module, in a
             second pass; call `incubate` for each batch), or straight_through (behind it, with the gradient of its output).
         rules: further rules of the lifecycle. By default seeds may be pruned at any age, and a slot is free two epochs later.

@@ -122,7 +122,7 @@ class GrowingSlot(nn.Module):
         features = self(h)
         if features is h:
             return output
-        return with_features(output, in_own_order(features, order) if order else features)
+        return with_features(output, in_own_order(features, order, given) if order else features)
 
     def _replicate_for_data_parallel(self) -> nn.Module:
         raise RuntimeError("nn.DataParallel cannot copy slots to several devices: use DistributedDataParallel")

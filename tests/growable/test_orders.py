@@ -31,20 +31,34 @@ class LayerNorm2d(nn.LayerNorm):
         return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
-IMAGES = {"stem": nn.Conv2d(3, 6, 3), "samples": (4, 3, 7, 5), "to": (0, 2, 3, 1), "back": (0, 3, 1, 2), "order": "BHWC"}
-TIME_LAST = {"stem": nn.Linear(3, 8), "samples": (4, 9, 3), "to": (0, 2, 1), "back": (0, 2, 1), "order": "BCT"}
-TIME_FIRST = {"stem": nn.Linear(3, 8), "samples": (4, 9, 3), "to": (1, 0, 2), "back": (1, 0, 2), "order": "TBC"}
+class Frames(nn.Module):
+    """Takes the frames of videos `[B, C, T, H, W]` for samples, or undoes it for two frames."""
+
+    def __init__(self, *, undo: bool) -> None:
+        super().__init__()
+        self.undo = undo
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unflatten(0, (-1, 2)).movedim(2, 1) if self.undo else x.movedim(1, 2).flatten(0, 1)
 
 
-def grown(world: dict[str, Any], blueprint: str, blend: str, *, permutes: bool) -> tuple[Any, ...]:
-    """Return what is computed and learned with a slot after the stem, whose axes may be permuted before it, and back after it."""
+AS_IT_IS = nn.Identity(), nn.Identity()
+IMAGES = nn.Conv2d(3, 6, 3), (4, 3, 7, 5), AS_IT_IS, (Axes(0, 2, 3, 1), Axes(0, 3, 1, 2)), "BHWC"
+TIME_LAST = nn.Linear(3, 8), (4, 9, 3), AS_IT_IS, (Axes(0, 2, 1), Axes(0, 2, 1)), "BCT"
+TIME_FIRST = nn.Linear(3, 8), (4, 9, 3), AS_IT_IS, (Axes(1, 0, 2), Axes(1, 0, 2)), "TBC"
+VIDEOS = nn.Conv3d(3, 6, 3), (4, 3, 4, 7, 5), (Frames(undo=False), Frames(undo=True)), AS_IT_IS, "BCTHW"
+"""A stem, the shape of its samples, the modules before and after a slot in the order of seeds and in another, and that order."""
+
+
+def grown(world: tuple[Any, ...], blueprint: str, blend: str, *, ordered: bool) -> tuple[Any, ...]:
+    """Return what is computed and learned with a slot after the stem, on axes in the order of seeds or in another."""
     torch.manual_seed(0)
-    stem, x = copy.deepcopy(world["stem"]), torch.randn(world["samples"])
-    to, back = (Axes(*world["to"]), Axes(*world["back"])) if permutes else (nn.Identity(), nn.Identity())
+    stem, shape, plain, other, order = copy.deepcopy(world)
+    x, (to, back) = torch.randn(shape), plain if ordered else other
     module = nn.Sequential(stem, to, back, nn.Flatten(), nn.LazyLinear(2))
     module(x)
     y = torch.randn(4, 2)
-    net = esper.grow(module, ["1"], x, axes={"1": world["order"]} if permutes else None, incubation="closed_loop")
+    net = esper.grow(module, ["1"], x, axes=None if ordered else {"1": order}, incubation="closed_loop")
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     net.attach(optimizer)
     potential = net.potential(lambda: mse_loss(net(x), y))["1"]
@@ -66,11 +80,12 @@ def grown(world: dict[str, Any], blueprint: str, blend: str, *, permutes: bool) 
 
 
 @pytest.mark.parametrize(
-    ("world", "blueprint"), [(IMAGES, "conv_light"), (IMAGES, "norm"), (TIME_LAST, "attention"), (TIME_FIRST, "mlp")]
+    ("world", "blueprint"),
+    [(IMAGES, "conv_light"), (IMAGES, "norm"), (TIME_LAST, "attention"), (TIME_FIRST, "mlp"), (VIDEOS, "conv_light")],
 )
 @pytest.mark.parametrize("blend", ["add", "gate", "multiply"])
-def test_seeds_learn_the_same_in_every_order(world: dict[str, Any], blueprint: str, blend: str) -> None:
-    plain, permuted = (grown(world, blueprint, blend, permutes=permutes) for permutes in (False, True))
+def test_seeds_learn_the_same_in_every_order(world: tuple[Any, ...], blueprint: str, blend: str) -> None:
+    plain, permuted = (grown(world, blueprint, blend, ordered=ordered) for ordered in (True, False))
     for one, other in zip(plain[1], permuted[1], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     assert not torch.equal(plain[1][0], plain[1][-1]), "the seed and the module learn"
@@ -78,18 +93,26 @@ def test_seeds_learn_the_same_in_every_order(world: dict[str, Any], blueprint: s
     assert plain[2]["1"].value == pytest.approx(permuted[2]["1"].value, rel=1e-4, abs=1e-7)
 
 
-@pytest.mark.parametrize("order", ["BHWC", "WCHB", "TBC", "CTB", "CB"])
+@pytest.mark.parametrize("order", ["BHWC", "WCHB", "TBC", "CTB", "CB", "BCTHW", "CBTHW", "TBHWC", "BCDHW", "HDWBC"])
 def test_an_order_is_undone_also_without_a_batch(order: str) -> None:
-    wanted = {4: "BCHW", 3: "BTC", 2: "BC"}[len(order)]
-    x = torch.randn([{"B": 2, "C": 3, "H": 4, "W": 5, "T": 6}[letter] for letter in order])
+    sizes = {"B": 2, "C": 3, "H": 4, "W": 5, "T": 6, "D": 7}
+    wanted = {5: "BDCHW" if "D" in order else "BTCHW", 4: "BCHW", 3: "BTC", 2: "BC"}[len(order)]
+    x = torch.randn([sizes[letter] for letter in order])
     for own, letters in ((x, wanted), (x.select(order.index("B"), 0).contiguous(), wanted.replace("B", ""))):
         assert fits(own, order)
-        there = in_order_of_seeds(own, order)
-        assert there.shape == torch.Size([{"B": 2, "C": 3, "H": 4, "W": 5, "T": 6}[letter] for letter in letters])
-        back = in_own_order(there.contiguous(), order)
+        there, shape = in_order_of_seeds(own, order), [sizes[letter] for letter in letters]
+        assert there.shape == torch.Size([shape[0] * shape[1], *shape[2:]] if len(shape) == 5 else shape)
+        back = in_own_order(there.contiguous(), order, own)
         assert back.equal(own)
         assert back.is_contiguous()
-    assert not fits(torch.randn(2, 1, 1, 1, 1), order)
+    assert not fits(torch.randn(2, 1, 1, 1, 1, 1), order)
+
+
+def test_videos_are_told_to_name_their_axes() -> None:
+    x = torch.randn(2, 3, 4, 8, 8)
+    sentence = r"slot 0: the output .* \(2, 6, 2, 6, 6\), .*: write axes=\{'0': 'BCTHW'\} for seeds on "
+    with pytest.raises(ValueError, match=sentence):
+        esper.grow(nn.Sequential(nn.Conv3d(3, 6, 3)), ["0"], x)
 
 
 @pytest.mark.parametrize(
