@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra._internal.utils as hydra_internals
-from hydra.core.config_store import ConfigStore
 
 from esper.checkpoint import Checkpoints
 from esper.cli import failures, flags, rehearsal
@@ -69,15 +68,6 @@ USER_ERRORS = (
 and keeps its traceback."""
 OF_THE_MACHINE = (DiskError, TrackerError, ClusterError, BusyError)
 """Those whose cause is the machine, or another program, and not the settings."""
-
-
-def _uncopied(store: ConfigStore, _: object) -> ConfigStore:
-    """Return the store of all groups itself: Hydra copies it several times a composition, a third of the time, and copies every
-    node again as it reads it."""
-    return store
-
-
-ConfigStore.__deepcopy__ = _uncopied  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @contextmanager

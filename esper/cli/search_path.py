@@ -8,12 +8,22 @@ from contextvars import ContextVar
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 
 from esper.config import CONF
 
 _own_options = ContextVar[str | None]("_own_options", default=None)
 """Folder of --config-dir of a command whose configs are composed one by one."""
+
+
+def _uncopied(store: ConfigStore, _: object) -> ConfigStore:
+    """Return the store of all groups itself: Hydra copies it several times a composition, half of the time, and copies every node
+    again as it reads it."""
+    return store
+
+
+ConfigStore.__deepcopy__ = _uncopied  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @contextmanager
