@@ -1,7 +1,8 @@
 """Whether the axes of a submodule's output are those that seeds take them for: samples first, then channels or positions."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +22,18 @@ IMAGES = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPoo
 class Neighbours:
     """Notes which tensors layers of channels-last features read and return while a module runs."""
 
-    def __init__(self, module: nn.Module, submodules: Iterable[nn.Module]) -> None:
+    def __init__(self, module: nn.Module, submodules: Iterable[nn.Module], example: Any) -> None:
         """
         Args:
             module: the whole network.
             submodules: those with a slot.
+            example: what it is called with.
         """
+        given = cast(Mapping[str, Any], example).values() if isinstance(example, Mapping) else example
+        tensors = (one for one in (given if isinstance(given, Iterable) else ()) if isinstance(one, Tensor) and one.dim())
+        first = example if isinstance(example, Tensor) else next(tensors, torch.empty(0))
+        self.samples = len(first) if first.dim() else 0
+        """Number of samples in the example, if its first axis is the batch."""
         self._kept: list[object] = []  # else another tensor could get the id of one that is gone
         self._last = set[int]()
         self._read: dict[nn.Module, Tensor] = {}
@@ -35,7 +42,7 @@ class Neighbours:
         self.handles += [one.register_forward_hook(self._note_slot) for one in submodules]
 
     def _note(self, _: nn.Module, given: tuple[object, ...], output: object) -> None:
-        tensors = [one for one in (*given[:1], output) if isinstance(one, Tensor) and one.dim() == 4]
+        tensors = [one for one in (*given[:1], output) if isinstance(one, Tensor) and one.dim() in (3, 4)]
         self._kept += tensors
         self._last |= {*map(id, tensors)}
 
@@ -77,7 +84,7 @@ def check_axes(
     """
     submodule = module.get_submodule(path)
     if layout is Layout.SEQUENCES:
-        _check_sequences(module, submodule, name, path)
+        _check_sequences(module, submodule, name, path, output, shape, around)
     elif layout is Layout.IMAGES:
         _check_images(submodule, name, path, output, shape, around)
 
@@ -95,7 +102,9 @@ def refuse_time_last(submodule: nn.Module, name: str, path: str, kinds: tuple[ty
         )
 
 
-def _check_sequences(module: nn.Module, submodule: nn.Module, name: str, path: str) -> None:
+def _check_sequences(
+    module: nn.Module, submodule: nn.Module, name: str, path: str, output: object, shape: torch.Size, around: Neighbours
+) -> None:
     refuse_time_last(submodule, name, path, TIME_LAST_OF_THREE)
     attention = (layer for layer in submodule.modules() if isinstance(layer, nn.MultiheadAttention))
     if _is_time_first(submodule) or any(map(_is_time_first, attention)):
@@ -103,13 +112,42 @@ def _check_sequences(module: nn.Module, submodule: nn.Module, name: str, path: s
             f"slots: {path} is not batch-first (its output is [T, B, C]), but seeds grow on sequences [B, T, C]: build it with "
             f"batch_first=True, or {_remedy(name, 'TBC')}"
         )
-    for order, others in (("channels-first [B, C, T]", TIME_LAST), ("time-first [T, B, C]", None)):
-        if any(_is_time_first(layer) if others is None else isinstance(layer, others) for layer in module.modules()):
-            warnings.warn(
-                f"slot after {path}: its output is taken for sequences [B, T, C], but other layers of this module are {order}: "
-                f"if this one is, too, {_remedy(name, 'BCT' if others else 'TBC')}, else {_remedy(name, 'BTC')}",
-                stacklevel=5,
-            )
+    last = is_channels_last(submodule) or around.are_channels_last(submodule, output) or _width(submodule) == shape[-1]
+    seconds = shape[0] != around.samples == shape[1]
+    if not last and _has(module, TIME_LAST):
+        _warn_of_order(name, path, "other layers of this module are channels-first [B, C, T]", "BCT")
+    if seconds:
+        _warn_of_order(name, path, f"its shape for {around.samples} samples, {tuple(shape)}, looks time-first [T, B, C]", "TBC")
+    elif any(map(_is_time_first, module.modules())):
+        _warn_of_order(name, path, "other layers of this module are time-first [T, B, C]", "TBC")
+
+
+def _warn_of_order(name: str, path: str, but: str, order: str) -> None:
+    """Warn of features that may have their axes in another order than sequences.
+
+    Args:
+        name: name of the slot.
+        path: the submodule.
+        but: what suggests it.
+        order: this order.
+    """
+    warnings.warn(
+        f"slot after {path}: its output is taken for sequences [B, T, C], but {but}: if it is, {_remedy(name, order)}, else "
+        f"{_remedy(name, 'BTC')}",
+        stacklevel=6,
+    )
+
+
+def _has(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    return any(isinstance(layer, kinds) for layer in module.modules())
+
+
+def _width(submodule: nn.Module) -> int | None:
+    """Return the width of the features of the last layer of a submodule if that takes the last axis for the channels."""
+    last = [layer for layer in submodule.modules() if not any(layer.children()) and any(True for _ in layer.parameters())][-1:]
+    if not last or not is_channels_last(last[0]) or _has(submodule, TIME_LAST):
+        return None
+    return last[0].out_features if isinstance(last[0], nn.Linear) else cast(Any, last[0]).normalized_shape[-1]
 
 
 def _is_time_first(layer: nn.Module) -> bool:

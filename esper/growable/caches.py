@@ -1,17 +1,30 @@
-"""Attention seeds in a model that caches keys and values: they see the last position alone."""
+"""Attention seeds in a model that caches keys and values: they do not see the positions in the cache."""
 
 import warnings
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
 
 from torch import nn
 
 from esper.seeds.blueprints.attention import SelfAttention
 
 
+def cached_positions(arguments: Iterable[Any]) -> int:
+    """Return the number of positions in the cache of Hugging Face among the arguments of a layer, those of its input included;
+    0 without a cache."""
+    for one in arguments:
+        if hasattr(one, "get_seq_length"):
+            with suppress(ValueError):  # a cache of other states than keys and values
+                return int(one.get_seq_length())
+    return 0
+
+
 def warn_of_cache(slot: str, seed: nn.Module) -> None:
-    """Warn if a seed that gets single positions one after another has attention."""
+    """Warn if a seed that gets the positions after those in a cache has attention."""
     if any(isinstance(one, SelfAttention) for one in seed.modules()):
         warnings.warn(
-            f"slot {slot}: an attention seed got single positions, as a model with a cache passes them, and does not see "
-            "earlier ones: call generate with use_cache=False",
+            f"slot {slot}: an attention seed got the positions after those in a cache, and does not see the earlier ones: call "
+            "generate, or the model, with use_cache=False",
             stacklevel=2,
         )

@@ -1,6 +1,7 @@
 """`esper.grow`: slots in any PyTorch module."""
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, cast
 
 import numpy as np
@@ -80,9 +81,7 @@ def _slots(module: nn.Module, places: Mapping[str, str], example: Any, axes: Map
     known = dict(module.named_modules(remove_duplicate=False))  # one module may have several names
     for name, path in places.items():
         if not path or path not in known:
-            some = ", ".join([path for path in known if path][:12])
-            remedy = f"choose from {some}, ... (module.named_modules())" if some else "wrap it in nn.Sequential, and name '0'"
-            raise ValueError(f"slots: the module has no submodule {path!r}: {remedy}")
+            raise ValueError(f"slots: the module has no submodule {path!r}: {_choices(path, [one for one in known if one])}")
         parents = path.split(".")[:-1]
         if any(_is_compiled(known[".".join(parents[:depth])]) for depth in range(len(parents) + 1)):
             raise ValueError(f"slots: {path} is inside a compiled module: call esper.grow first, then torch.compile its result")
@@ -93,10 +92,10 @@ def _slots(module: nn.Module, places: Mapping[str, str], example: Any, axes: Map
     if len({known[path] for path in places.values()}) < len(places):
         raise ValueError(f"slots names a submodule twice: {', '.join(places.values())}; name each once")
     handles = [
-        known[path].register_forward_hook(lambda _, __, output, name=name: outputs[name].append(output))
+        known[path].register_forward_hook(lambda _, __, output, name=name: outputs[name].append(output), prepend=True)
         for name, path in places.items()
     ]
-    around = Neighbours(module, [known[path] for path in places.values()])
+    around = Neighbours(module, [known[path] for path in places.values()], example)
     handles += around.handles
     handles += [layer.register_forward_hook(_refuse_single) for layer in module.modules() if isinstance(layer, IMAGES)]
     try:
@@ -112,7 +111,10 @@ def _slots(module: nn.Module, places: Mapping[str, str], example: Any, axes: Map
                 "container such as an nn.ModuleList"
             )
         if len(found) > 1:
-            raise ValueError(f"slots: {places[name]} runs {len(found)} times per forward pass: choose one that runs once")
+            raise ValueError(
+                f"slots: {places[name]} runs {len(found)} times per forward pass: choose one that runs once, such as one that "
+                "contains the loop"
+            )
     slots = list[GrowingSlot]()
     for name, (output,) in outputs.items():
         spec, features = slot_spec(name, output, axes.get(name))
@@ -120,6 +122,16 @@ def _slots(module: nn.Module, places: Mapping[str, str], example: Any, axes: Map
             check_axes(module, name, places[name], spec.layout, features_of(output), features.shape, around)
         slots.append(GrowingSlot(spec, features, axes.get(name)))
     return slots
+
+
+def _choices(path: str, known: list[str]) -> str:
+    """Return the end of a sentence that names the submodules closest to a path that is unknown, or else the first ones."""
+    inner = [one for one in known if f".{one}".endswith(f".{path}")]
+    if close := inner[:3] or get_close_matches(path, known, n=3):
+        return f"did you mean {' or '.join(close)}? module.named_modules() lists all"
+    if not known:
+        return "wrap it in nn.Sequential, and name '0'"
+    return f"choose from {', '.join(known[:12])}, ... (module.named_modules())"
 
 
 def _run(module: nn.Module, example: Any) -> None:

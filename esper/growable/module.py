@@ -36,6 +36,7 @@ from esper.growable.slot import (
 )
 from esper.growable.stored import as_lists, as_state, decode, encode
 from esper.growable.topology import able_in, blueprint_for, choice, contents, labelled, planted, replant, settings, whole
+from esper.growable.wrapper import ModuleWrapper
 from esper.lifecycle import operations
 from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize
 from esper.lifecycle.operations import may_germinate, may_prune, may_retarget, may_switch
@@ -48,8 +49,8 @@ from esper.seeds.blueprints.base import BlueprintConfig, is_informed
 from esper.seeds.slot_gradients import SlotGradients
 
 
-class GrowableModule(nn.Module):
-    """A module with slots in which seeds grow. Call it like the module itself.
+class GrowableModule(ModuleWrapper):
+    """A module with slots in which seeds grow. Call it like the module itself, whose other attributes it has, too.
 
     Every method that plants, moves or removes a seed raises ValueError, in one sentence, if the lifecycle does not permit it.
     """
@@ -295,8 +296,6 @@ class GrowableModule(nn.Module):
             seed's learning rate]; NaN, with a warning, in a slot on which the loss does not depend, or where the batch has too
             few samples.
         """
-        if isinstance(blueprints, str):
-            raise ValueError(f"blueprints must be a list, got {blueprints!r}: write blueprints=['{blueprints}']")
         found: dict[str, dict[str, float]] = {}
         for slot, gradients in zip(self._slots, self._gradients(loss, self._slots), strict=True):
             configs = labelled(blueprints or able_in(slot.spec), slot)
@@ -304,6 +303,7 @@ class GrowableModule(nn.Module):
             if gradients is None:
                 refusal.warn_unreached(slot.spec.name)
                 continue
+            refusal.warn_of_no_gradient(slot.spec.name, gradients.grad)
             sensor = SlotSensor(list(configs.values()), slot.spec, gradients.grad.device)
             found[slot.spec.name] = dict(zip(configs, sensor.measure(gradients)[0].tolist(), strict=True))
         return found

@@ -151,6 +151,16 @@ def warn_unreached(slot: str) -> None:
     warnings.warn(f"the loss does not depend on slot {slot}: its growth potential is NaN", stacklevel=3)
 
 
+def warn_of_no_gradient(slot: str, grad: Tensor) -> None:
+    """Warn that no seed can lower the loss yet."""
+    if not grad.any():
+        warnings.warn(
+            f"the gradient of the loss is 0 at slot {slot}, as in front of a head whose weights are 0 at first, and so is every "
+            "growth potential: train the network before",
+            stacklevel=3,
+        )
+
+
 def check_checkpoint(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise ValueError if a checkpoint is that of a module with other slots or paths, axes or incubation."""
     slots = dict(zip(own["slots"], own["paths"], strict=True))

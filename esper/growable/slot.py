@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.utils.hooks import RemovableHandle
 
-from esper.growable.caches import warn_of_cache
+from esper.growable.caches import cached_positions, warn_of_cache
 from esper.growable.features import features_of, fits, in_order_of_seeds, in_own_order, refuse_nested, with_features
 from esper.growable.newborn import check_newborn
 from esper.growth.compatibility import AXES
@@ -87,6 +87,8 @@ class GrowingSlot(nn.Module):
         self._positive = _positive(features)
         self._single = False
         """Whether the last features were a single position."""
+        self._cached = 0
+        """Number of positions in the cache that the submodule got."""
         self.probed: list[BlueprintConfig] = []
         """Blueprints of the user's own that `probe` has accepted."""
         self.seed: nn.Module | None = None
@@ -102,27 +104,33 @@ class GrowingSlot(nn.Module):
         self.captured: list[Tensor] = []
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # files of earlier versions lack what was added later
-        super().__setstate__({"order": None, "_shape": None, "_positive": False, "_single": False, "probed": []} | state)
+        added = {"order": None, "_shape": None, "_positive": False, "_single": False, "_cached": 0, "probed": []}
+        super().__setstate__(added | state)
 
     def hook(self, submodule: nn.Module) -> RemovableHandle:
-        """Put the slot after a submodule."""
-        return submodule.register_forward_hook(self._after)
+        """Put the slot after a submodule, before the hooks of others, such as those that note hidden states."""
+        return submodule.register_forward_hook(self._after, prepend=True, with_kwargs=True)
 
-    def _after(self, _: nn.Module, __: tuple[object, ...], output: Any) -> Any:
+    def _after(self, _: nn.Module, given: tuple[object, ...], *rest: Any) -> Any:
+        """Return the output of the slot for an output of the submodule, the last argument. The one before holds the keyword
+        arguments, except in files of earlier versions."""
+        output = rest[-1]
         if self.seed is None and not self.capturing:
             return output
-        given: Any = features_of(output)
-        if isinstance(given, Proxy):
+        own: Any = features_of(output)
+        if isinstance(own, Proxy):
             raise ValueError(
                 f"slot {self.spec.name}: torch.fx would leave its seed out of the graph: write the network by net.export, or "
                 "trace a module that has no seeds"
             )
-        order = self.order if self.order and fits(given, self.order) else None
-        h = in_order_of_seeds(given, order) if order else given
+        if not torch.compiler.is_compiling():
+            self._cached = cached_positions([*given, *rest[0].values()]) if len(rest) == 2 else 0
+        order = self.order if self.order and fits(own, self.order) else None
+        h = in_order_of_seeds(own, order) if order else own
         features = self(h)
         if features is h:
             return output
-        return with_features(output, in_own_order(features, order, given) if order else features)
+        return with_features(output, in_own_order(features, order, own) if order else features)
 
     def _replicate_for_data_parallel(self) -> nn.Module:
         raise RuntimeError("nn.DataParallel cannot copy slots to several devices: use DistributedDataParallel")
@@ -210,7 +218,7 @@ class GrowingSlot(nn.Module):
             )
         if not torch.compiler.is_compiling():
             single = h.dim() == 3 and h.shape[1] == 1 and self._shape is not None and self._shape[0] > 1
-            if single and self._single:
+            if (single and self._single) or (h.dim() == 3 and self._cached > h.shape[1]):
                 warn_of_cache(self.spec.name, seed)
             self._single = single
         given = h if self._opens else h.detach()

@@ -5,6 +5,7 @@ only. So the state of the slots is saved as JSON, in a tensor of bytes.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,10 +15,19 @@ from torch import Tensor
 
 from esper.lifecycle.stages import SlotState, empty
 
+_NUMBER = re.compile(r"-?\d[\d.eE+-]*|NaN|-?Infinity|true|false")
+_WIDTH = 24
+"""Characters of the longest number in JSON."""
+
 
 def encode(contents: Mapping[str, Any]) -> Tensor:
-    """Return a mapping of numbers, strings, lists and such mappings as a tensor of bytes `[B]`."""
-    return torch.frombuffer(bytearray(json.dumps(contents).encode()), dtype=torch.uint8)
+    """Return a mapping of numbers, strings, lists and such mappings as a tensor of bytes `[B]`.
+
+    Its size does not depend on the numbers: averages of weights, such as those of timm, copy one state to another in place.
+    """
+    text = json.dumps(contents)
+    text += " " * sum(_WIDTH - len(number) for number in _NUMBER.findall(text))
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
 def decode(stored: Tensor | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -122,7 +122,13 @@ def label(blueprint: BlueprintConfig) -> str:
 
 
 def labelled(asked: Sequence[str | BlueprintConfig], slot: GrowingSlot) -> dict[str, BlueprintConfig]:
-    """Return the configs of blueprints that can grow in a slot, by name or, for a config, by its label."""
+    """Return the configs of blueprints that can grow in a slot, by name or, for a config, by its label.
+
+    Raises:
+        ValueError: they are not a list, or one of them cannot grow there.
+    """
+    if isinstance(asked, str):
+        raise ValueError(f"blueprints must be a list, got {asked!r}: write blueprints=['{asked}']")
     built = [blueprint_for(one, slot) for one in asked]
     return {one if isinstance(one, str) else label(config): config for one, config in zip(asked, built, strict=True)}
 

@@ -21,6 +21,13 @@ class ChannelsLast(nn.Module):
         return torch.relu(self.map(self.norm(x)))
 
 
+class Transposed(nn.Module):
+    """Swaps samples and positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1)
+
+
 class ChannelsFirst(ChannelsLast):
     """A block of `[B, C, H, W]` that computes in the other order."""
 
@@ -51,7 +58,9 @@ def test_axes_in_another_order_are_refused(layers: Any, path: str, example: Any,
     ("layers", "path", "example", "warned"),
     [
         (lambda: [nn.TransformerEncoderLayer(8, 2), nn.LayerNorm(8)], "1", (5, 2, 8), r"time-first \[T, B, C\]"),
-        (lambda: [nn.Linear(8, 8), nn.Flatten(0, 1), nn.Unflatten(0, (5, 2)), nn.Conv1d(2, 2, 1)], "0", (5, 2, 8), "channels-f"),
+        (lambda: [nn.Tanh(), nn.Conv1d(2, 2, 1)], "0", (5, 2, 8), r"other layers of this module are channels-first \[B, C, T\]"),
+        (lambda: [nn.Conv1d(2, 4, 1), nn.Sequential(nn.Linear(8, 8), nn.Conv1d(4, 8, 1))], "1", (5, 2, 8), "channels-f"),
+        (lambda: [Transposed()], "0", (2, 5, 8), r"its shape for 2 samples, \(5, 2, 8\), looks time-first .* 'TBC'"),
         (
             lambda: [ChannelsLast()],
             "0",
@@ -73,6 +82,10 @@ def test_axes_that_may_be_in_another_order_are_warned_of(layers: Any, path: str,
         (lambda: [nn.TransformerEncoderLayer(8, 2, **BATCH_FIRST)], "0", (2, 5, 8)),
         (lambda: [nn.GRU(8, 4, **BATCH_FIRST)], "0", (2, 5, 8)),
         (lambda: [nn.Linear(8, 8), nn.BatchNorm1d(8)], "1", (4, 8)),
+        (lambda: [nn.Linear(8, 8), nn.Conv1d(5, 5, 1)], "0", (2, 5, 8)),
+        (lambda: [nn.Sequential(nn.Tanh(), nn.LayerNorm(8)), nn.Conv1d(5, 5, 1)], "0", (2, 5, 8)),
+        (lambda: [nn.Tanh(), nn.Linear(8, 8), nn.Conv1d(5, 5, 1)], "0", (2, 5, 8)),  # which a layer of the last axis reads
+        (lambda: [nn.Identity()], "0", (2, 2, 8)),
         (lambda: [ChannelsFirst()], "0", (2, 6, 8, 8)),
     ],
 )

@@ -217,6 +217,17 @@ def test_an_error_of_a_loss_says_that_the_network_is_in_evaluation_mode() -> Non
     assert "evaluation mode" in raised.value.__notes__[0]
 
 
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [("first", r"did you mean 0\.first\?"), ("0.frist", r"did you mean 0\.first\?"), ("zzz", r"choose from 0, 0\.first, ")],
+)
+def test_an_unknown_submodule_is_answered_with_the_closest(path: str, sentence: str) -> None:
+    inner = nn.Sequential()
+    inner.add_module("first", nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=f"slots: the module has no submodule '{path}': {sentence}.*named_modules"):
+        esper.grow(nn.Sequential(inner), [path], torch.randn(2, 4))
+
+
 def test_a_submodule_that_is_not_called_is_named() -> None:
     class Lists(nn.Module):
         def __init__(self) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+import torch
 
+import esper
 from tests.forked import run_forked
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -109,3 +111,42 @@ def test_networks_of_other_loops_grow(path: Path, tmp_path: Path) -> None:
         assert "stage: holding" in done.stdout
         assert accuracies[0] > least
     assert len(path.read_text().splitlines()) < 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_trainer_of_hugging_face_computes_the_loss_of_the_plain_model(checkpointing: bool, tmp_path: Path) -> None:
+    if find_spec("transformers") is None:
+        pytest.skip("pip install -e '.[drivers]'")
+    exec(NMS, DEFINED)
+    import transformers
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+    texts = torch.randint(0, 64, (16, 9), generator=torch.Generator().manual_seed(0))
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        max_steps=2,
+        logging_steps=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        gradient_checkpointing=checkpointing,
+        remove_unused_columns=False,
+        label_names=["labels"],
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    logs = list[list[tuple[float, float]]]()
+    for grows in (False, True):
+        transformers.set_seed(0)
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+        net = esper.grow(model, ["model.layers.0"], {"input_ids": texts[:2]}) if grows else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        data = [{"input_ids": text, "labels": text} for text in texts]
+        trainer = transformers.Trainer(net, arguments, train_dataset=data, optimizers=(optimizer, schedule))
+        trainer.train()
+        logs.append([(one["loss"], one["grad_norm"]) for one in trainer.state.log_history if "loss" in one])
+    assert logs[0] == logs[1]
+    assert len(logs[0]) == 2

@@ -1,0 +1,185 @@
+"""A network with slots among other people's code: it shows the attributes of its module, and others' hooks see its seeds."""
+
+import copy
+import io
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper
+from esper.growable.module import GrowableModule
+from esper.growable.stored import decode
+from esper.lifecycle.stages import Stage
+from tests.growable.test_grow import active, batch, grown
+
+FEATURES = 8
+
+
+class Model(nn.Module):
+    """A model in the manner of Hugging Face: it takes the number of items in a batch, and can write itself."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, FEATURES), nn.Linear(FEATURES, 2)
+        self.config = {"classes": 2}
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        return self.second(self.first(x))
+
+    def generate(self) -> Tensor:
+        return self(torch.ones(1, 4))
+
+    @property
+    def broken(self) -> int:
+        raise ValueError("of the model")
+
+    def stage(self) -> str:
+        raise AssertionError("the network has a method of this name")
+
+    def save_pretrained(self) -> None:
+        raise AssertionError("the seeds would be left out")
+
+
+class Plain(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def network(module: nn.Module | None = None) -> GrowableModule:
+    """Return a network with a seed that changes its output."""
+    net = esper.grow(module or Model(), ["first"], torch.randn(3, 4))
+    seed = net.germinate("first", "mlp")
+    net.begin_epoch()
+    for parameter in seed.parameters():
+        nn.init.normal_(parameter)
+    return net
+
+
+def test_attributes_of_the_module_are_found_and_its_methods_compute_with_seeds() -> None:
+    net = network()
+    assert net.config == {"classes": 2}
+    assert torch.equal(net.generate(), net(torch.ones(1, 4)))
+    assert net.stage("first") is Stage.TRAINING, "not that of the module"
+    with pytest.raises(ValueError, match="of the model"):
+        _ = net.broken
+    for name in ("none", "_private"):
+        net.module.__dict__["_private"] = 1
+        assert not hasattr(net, name)
+        with pytest.raises(AttributeError, match=f"'GrowableModule' object has no attribute '{name}'"):
+            getattr(net, name)
+
+
+def test_a_method_that_would_leave_seeds_out_is_refused() -> None:
+    with pytest.raises(
+        AttributeError, match=r"save_pretrained would leave the seeds out: save state_dict\(\), or call net.module"
+    ):
+        network().save_pretrained()
+    with pytest.raises(AttributeError, match="has no attribute 'push_to_hub'"):
+        network().push_to_hub()
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_copies_find_attributes_too(again: Any) -> None:
+    net = network()
+    other = again(net)
+    assert other.config is other.module.config
+    assert other.config is not net.config
+    assert torch.equal(other.generate(), net.generate())
+
+
+@pytest.mark.parametrize(
+    ("module", "accepts"),
+    [(Model(), True), (Model(accepts_loss_kwargs=False), False), (nn.Sequential(Plain(4, 8)), False)],
+)
+def test_it_takes_the_number_of_items_if_the_module_does(module: nn.Module, *, accepts: bool) -> None:
+    path = "0" if isinstance(module, nn.Sequential) else "first"
+    assert esper.grow(module, [path], torch.randn(3, 4)).accepts_loss_kwargs is accepts
+
+
+def test_hooks_that_note_features_see_seeds_whenever_they_were_registered() -> None:
+    module, noted, read = Model(), list[Tensor](), list[Tensor]()
+    module.first.register_forward_hook(lambda _, __, output: noted.append(output))
+    net = network(module)
+    module.first.register_forward_hook(lambda _, __, output: noted.append(output))
+    module.second.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    net(torch.randn(3, 4))
+    assert torch.equal(noted[-2], read[-1])
+    assert torch.equal(noted[-1], read[-1])
+
+
+def test_a_network_of_an_earlier_version_computes() -> None:
+    net = network()
+    slot, submodule = net.slots[0], net.module.first
+    submodule._forward_hooks.clear()
+    submodule._forward_hooks_with_kwargs.clear()
+    submodule.register_forward_hook(slot._after)  # as it was, without keyword arguments
+    old = torch.load(io.BytesIO(_bytes(net)), weights_only=False)
+    x = torch.randn(3, 4)
+    assert torch.equal(old(x), net(x))
+    with old.without("first"):
+        assert not torch.equal(old(x), net(x))
+
+
+def _bytes(net: nn.Module) -> bytes:
+    file = io.BytesIO()
+    torch.save(net, file)
+    return file.getvalue()
+
+
+def test_the_size_of_a_state_depends_on_its_seeds_only() -> None:
+    net, (x, _) = active(grown()), batch()
+    sizes = set[int]()
+    for _ in range(12):  # ages of one and of two digits
+        net.contributions(lambda: net(x)[:, 0])
+        net.begin_epoch()
+        sizes.add(len(net.get_extra_state()))
+    assert len(sizes) == 1
+    assert decode(net.get_extra_state())["state"] == decode(copy.deepcopy(net).get_extra_state())["state"]
+
+
+class Cache:
+    """A cache of keys and values, as far as a seed asks."""
+
+    def __init__(self, positions: int | None) -> None:
+        self.positions = positions
+
+    def get_seq_length(self) -> int:
+        if self.positions is None:
+            raise ValueError("this cache holds other states")
+        return self.positions
+
+
+class Layer(nn.Linear):
+    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("blueprint", "positions", "warns"),
+    [("attention", 6, True), ("attention", 3, False), ("attention", None, False), ("mlp", 6, False)],
+)
+def test_an_attention_seed_warns_of_positions_in_a_cache(blueprint: str, positions: int | None, *, warns: bool) -> None:
+    net = esper.grow(nn.Sequential(Layer(4, 4)), ["0"], torch.randn(2, 3, 4))
+    net.germinate("0", blueprint)
+    net.begin_epoch()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        net.module[0](torch.randn(2, 3, 4), cache=Cache(positions))
+        net.module[0](torch.randn(2, 3, 4), Cache(positions))
+        net(torch.randn(2, 3, 4))
+    assert [str(one.message)[:41] for one in told] == ["slot 0: an attention seed got the positio"] * 2 * warns
+
+
+def test_a_potential_without_a_gradient_is_told() -> None:
+    module = Model()
+    nn.init.zeros_(module.second.weight)
+    net, x = esper.grow(module, ["first"], torch.randn(3, 4)), torch.randn(32, 4)
+    with pytest.warns(UserWarning, match=r"the gradient of the loss is 0 at slot first, .* train the network before"):
+        found = net.potential(lambda: net(x).square().mean())
+    assert set(found["first"].values()) == {0.0}
