@@ -93,14 +93,14 @@ class CausalAttention(nn.Module):
         self.register_buffer("lesioned", torch.tensor(lesioned))
 
     def forward(self, qkv: Tensor) -> Tensor:
-        return torch.where(self.lesioned, qkv.chunk(3, -1)[2], causal_attention(qkv, self.heads))
+        return torch.where(self.lesioned, qkv.chunk(3, -1)[2], self_attention(qkv, self.heads))
 
 
-def causal_attention(qkv: Tensor, heads: int) -> Tensor:
-    """Return softmax(q k' / sqrt(D / heads)) v per head with a causal mask, `[B, T, 3*D]` to `[B, T, D]`."""
+def self_attention(qkv: Tensor, heads: int, *, causal: bool = True) -> Tensor:
+    """Return softmax(q k' / sqrt(D / heads)) v per head, by default with a causal mask, `[B, T, 3*D]` to `[B, T, D]`."""
     b, t, _ = qkv.shape
     q, k, v = qkv.view(b, t, 3, heads, -1).permute(2, 0, 3, 1, 4)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, -1)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).reshape(b, t, -1)
 
 
 def check_length(x: Tensor, context: int) -> None:

@@ -22,8 +22,8 @@ from esper.fusion.layers import (
     MaskedConv2d,
     MaskedLinear,
     Positions,
-    causal_attention,
     check_length,
+    self_attention,
 )
 from esper.fusion.layout import members_first, per_member
 from esper.fusion.precision import as_given
@@ -283,7 +283,7 @@ class StackedCausalAttention(StackedLayer):
 
     def forward(self, qkv: Tensor) -> Tensor:
         alone = per_member(self.lesioned, qkv)
-        return torch.where(alone, qkv.chunk(3, -1)[2], causal_attention(qkv, self.heads))
+        return torch.where(alone, qkv.chunk(3, -1)[2], self_attention(qkv, self.heads))
 
 
 class StackedFlatten(StackedLayer):

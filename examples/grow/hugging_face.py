@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LinearLR
 from transformers import Trainer, TrainerCallback, TrainingArguments, ViTConfig, ViTForImageClassification, set_seed
 
 import esper
+from esper.seeds.blueprints.attention import AttentionConfig
 
 SLOT = "vit.layers.0"
 
@@ -23,7 +24,7 @@ class Growth(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **_: Any) -> None:
         epoch = round(state.epoch)
         if epoch == 2:
-            model.germinate(SLOT, "attention")
+            model.germinate(SLOT, AttentionConfig(causal=False))  # else the class token would see only itself
         if epoch == 4:
             model.advance(SLOT)
         model.begin_epoch()

@@ -30,6 +30,7 @@ TABLE: dict[str, BlueprintConfig] = {
     "conv_heavy_5": ConvHeavyConfig(kernel=5),
     "bottleneck_5": BottleneckConfig(kernel=5, reduction=2),
     "attention_1": AttentionConfig(heads=1, reduction=1),
+    "attention_both_ways": AttentionConfig(causal=False),
     "lora_3": LoraConfig(rank=3),
     "mlp_1": MLPSeedConfig(expansion=1),
     "flex_attention_1": FlexAttentionConfig(heads=1, window=2),
@@ -166,8 +167,8 @@ def test_channel_attention_keeps_a_gradient(seed):
     assert all(parameter.grad.abs().max() > 1e-4 for parameter in branch.parameters())
 
 
-@pytest.mark.parametrize("name", ["attention", "flex_attention", "flex_attention_1"])
-def test_attention_is_causal_and_limited_to_its_window(name):
+@pytest.mark.parametrize("name", ["attention", "flex_attention", "flex_attention_1", "attention_both_ways"])
+def test_attention_is_causal_unless_it_is_not_and_limited_to_its_window(name):
     slot = SlotSpec("r0c0", 12, Layout.SEQUENCES)
     branch = branch_of(name, slot)
     with torch.no_grad():
@@ -179,7 +180,8 @@ def test_attention_is_causal_and_limited_to_its_window(name):
     with torch.no_grad():
         changed = (branch(x) - branch(other)).abs().sum(2)[0] > 1e-6
     window = getattr(TABLE[name], "window", 40)
-    assert changed.nonzero()[:, 0].tolist() == list(range(20, min(40, 20 + window)))
+    first = 20 if getattr(TABLE[name], "causal", True) else 0
+    assert changed.nonzero()[:, 0].tolist() == list(range(first, min(40, 20 + window)))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -241,7 +243,7 @@ def test_groups_divide_the_channels(channels, groups):
 def test_a_size_below_one_is_refused(name, field):
     with pytest.raises(ValueError, match=rf"blueprint\.mine\.{field} must be in \[1, 1e6\], got 0: the default is"):
         BLUEPRINTS[name](**{field: 0}).check("blueprint.mine")
-    assert {entry.name for entry in fields(BLUEPRINTS[name])} - {"init"} == set(BLUEPRINTS[name].sizes)
+    assert {entry.name for entry in fields(BLUEPRINTS[name])} - {"init", "causal"} == set(BLUEPRINTS[name].sizes)
 
 
 @pytest.mark.parametrize("kind", [ConvLightConfig, DepthwiseConfig, ConvHeavyConfig, BottleneckConfig])

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.fusion.layers import causal_attention
+from esper.fusion.layers import self_attention
 from esper.fusion.layout import Layout
 from esper.hosts.base import SlotSpec
 from esper.notices import UserNotice
@@ -47,11 +47,11 @@ class SqueezeExcite(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """delta(x) = W attention(norm(x)) + b, multi-head and causal; W and b are initialised to zero."""
+    """delta(x) = W attention(norm(x)) + b, multi-head and, by default, causal; W and b are initialised to zero."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, causal: bool = True) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = born_as_zero(nn.Linear(width, width))
@@ -60,8 +60,8 @@ class SelfAttention(nn.Module):
         return self.out(self.attend(self.qkv(self.norm(x))))
 
     def attend(self, qkv: Tensor) -> Tensor:
-        """Return causal attention from `[B, T, 3*C]` to `[B, T, C]`."""
-        return causal_attention(qkv, self.heads)
+        """Return the attention of queries, keys and values, from `[B, T, 3*C]` to `[B, T, C]`."""
+        return self_attention(qkv, self.heads, causal=self.causal)
 
 
 class WindowAttention(SelfAttention):
@@ -177,7 +177,7 @@ def _heads_obstacle(heads: int, slot: SlotSpec) -> str | None:
 
 @dataclass(kw_only=True, slots=True)
 class AttentionConfig(BlueprintConfig):
-    """Images: a gate per channel from the mean over space. Sequences: causal attention after a layer norm."""
+    """Images: a gate per channel from the mean over space. Sequences: attention after a layer norm, causal by default."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.IMAGES, Layout.SEQUENCES)
     sizes: ClassVar[Sequence[str]] = ("reduction", "heads")
@@ -185,6 +185,9 @@ class AttentionConfig(BlueprintConfig):
     """Reduction ratio of the gate's hidden layer for images, at least 1. Higher: smaller."""
     heads: int = 4
     """Attention heads for sequences, at least 1; a divisor of the width."""
+    causal: bool = True
+    """Sequences: a position sees no later ones. False: it sees all, as in BERT and ViT, padding included; hosts that predict the
+    next token refuse such seeds."""
 
     def obstacle(self, slot: SlotSpec) -> str | None:
         wrong = BlueprintConfig.obstacle(self, slot)
@@ -193,7 +196,7 @@ class AttentionConfig(BlueprintConfig):
     def branch(self, slot: SlotSpec) -> nn.Module:
         if slot.layout is Layout.IMAGES:
             return SqueezeExcite(slot.channels, max(1, slot.channels // self.reduction))
-        return SelfAttention(slot.channels, self.heads)
+        return SelfAttention(slot.channels, self.heads, causal=self.causal)
 
 
 @dataclass(kw_only=True, slots=True)
