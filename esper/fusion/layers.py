@@ -98,9 +98,9 @@ class CausalAttention(nn.Module):
 
 def self_attention(qkv: Tensor, heads: int, *, causal: bool = True) -> Tensor:
     """Return softmax(q k' / sqrt(D / heads)) v per head, by default with a causal mask, `[B, T, 3*D]` to `[B, T, D]`."""
-    b, t, _ = qkv.shape
-    q, k, v = qkv.view(b, t, 3, heads, -1).permute(2, 0, 3, 1, 4)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).reshape(b, t, -1)
+    b, t, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    q, k, v = qkv.view(b, t, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).reshape(b, t, width)
 
 
 def check_length(x: Tensor, context: int) -> None:

@@ -16,7 +16,13 @@ TIME_LAST_OF_THREE = (nn.BatchNorm1d, nn.InstanceNorm1d, nn.Dropout1d)
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 """Layers that take the last axis for the channels."""
 IMAGES = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
-"""Layers whose outputs have three axes only if there is no batch."""
+"""Layers of images."""
+AXES_OF_SAMPLES: dict[tuple[type[nn.Module], ...], int] = {
+    (nn.Conv1d, nn.ConvTranspose1d): 2,
+    IMAGES: 3,
+    (nn.Conv3d, nn.ConvTranspose3d, nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d): 4,
+}
+"""Number of axes in the outputs of layers if there is no batch."""
 
 
 class Neighbours:

@@ -14,8 +14,8 @@ def cached_positions(arguments: Iterable[Any]) -> int:
     """Return the number of positions in the cache of Hugging Face among the arguments of a layer, those of its input included;
     0 without a cache."""
     for one in arguments:
-        if hasattr(one, "get_seq_length"):
-            with suppress(ValueError):  # a cache of other states than keys and values
+        with suppress(Exception):  # of other caches, and of arguments whose attributes are not looked up as usual
+            if hasattr(one, "get_seq_length"):
                 return int(one.get_seq_length())
     return 0
 

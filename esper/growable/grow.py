@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.growable.axes import IMAGES, Neighbours, check_axes, refuse_time_last
+from esper.growable.axes import AXES_OF_SAMPLES, Neighbours, check_axes, refuse_time_last
 from esper.growable.features import check_orders, features_of, slot_spec
 from esper.growable.module import GrowableModule
 from esper.growable.refusal import check_settings
-from esper.growable.slot import GrowingSlot, evaluating, has_slot
+from esper.growable.slot import GrowingSlot, evaluating, slots_after
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.roles import Incubation
 from esper.lifecycle.slots import SlotsConfig
@@ -85,7 +85,7 @@ def _slots(module: nn.Module, places: Mapping[str, str], example: Any, axes: Map
         parents = path.split(".")[:-1]
         if any(_is_compiled(known[".".join(parents[:depth])]) for depth in range(len(parents) + 1)):
             raise ValueError(f"slots: {path} is inside a compiled module: call esper.grow first, then torch.compile its result")
-        if has_slot(known[path]):
+        if slots_after(known[path]):
             raise ValueError(f"slots: submodule {path!r} has a slot already: use the network that esper.grow returned")
         if name not in axes:
             refuse_time_last(known[path], name, path)
@@ -97,13 +97,17 @@ def _slots(module: nn.Module, places: Mapping[str, str], example: Any, axes: Map
     ]
     around = Neighbours(module, [known[path] for path in places.values()], example)
     handles += around.handles
-    handles += [layer.register_forward_hook(_refuse_single) for layer in module.modules() if isinstance(layer, IMAGES)]
+    kinds = tuple(kind for kinds in AXES_OF_SAMPLES for kind in kinds)
+    handles += [layer.register_forward_hook(_refuse_single) for layer in module.modules() if isinstance(layer, kinds)]
     try:
         with torch.no_grad(), evaluating(module):
             _run(module, example)
     finally:
         for handle in handles:
             handle.remove()
+        for part in module.modules():
+            if hasattr(part, "reshard"):  # FSDP keeps its parameters gathered after a pass without gradients
+                cast(Any, part).reshard()
     for name, found in outputs.items():
         if not found:
             raise ValueError(
@@ -152,8 +156,9 @@ def _run(module: nn.Module, example: Any) -> None:
 
 
 def _refuse_single(layer: nn.Module, _: object, output: object) -> None:
-    """Raise ValueError if a layer of images got a sample without a batch."""
-    if isinstance(output, torch.Tensor) and output.dim() == 3:
+    """Raise ValueError if a layer of images, sequences or volumes got a sample without a batch."""
+    axes = next((axes for kinds, axes in AXES_OF_SAMPLES.items() if isinstance(layer, kinds)), None)
+    if isinstance(output, torch.Tensor) and output.dim() == axes:
         raise ValueError(
             f"example is a sample without a batch, since a {type(layer).__name__} returns {tuple(output.shape)} for it: give a "
             "batch of one sample or more, as in sample[None]"

@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from esper.evaluation.exported import write
 from esper.growable import refusal
 from esper.growable.reasons import reason
-from esper.growable.score import Contribution, Score, check_scores, difference, mean_score, measure
+from esper.growable.score import Contribution, Score, check_scores, difference, mean_score, measure, measured
 from esper.growable.seed_groups import SeedGroups
 from esper.growable.slot import (
     OFF,
     GrowingSlot,
     OneInput,
     SeedRole,
+    StateHook,
     checked_loss,
     computed_in_loop,
     evaluating,
@@ -78,6 +79,8 @@ class GrowableModule(ModuleWrapper):
         self.slots = nn.ModuleList(slots)
         for slot, path in zip(self._slots, self._paths, strict=True):
             slot.hook(module.get_submodule(path))
+            module.register_state_dict_post_hook(StateHook(slot))
+        self._is_built = True
 
     def __getstate__(self) -> dict[str, Any]:  # a copy or a file would hold the optimizer, and its state of all parameters
         return self.__dict__ | {"_groups": None, "_whole": True}
@@ -229,6 +232,7 @@ class GrowableModule(ModuleWrapper):
                 and gradients that are accumulated.
         """
         refusal.check_whole(self._whole, "incubate")
+        self._check_places()
         learns_S, behind_S = self._in_loop(), operations.roles(self._state, self.rules).behind[0]
         slots = [slot for slot, behind in zip(self._slots, behind_S, strict=True) if behind]
         learning = [one for slot, learns in zip(self._slots, learns_S, strict=True) if learns for one in slot.learning()]
@@ -269,17 +273,7 @@ class GrowableModule(ModuleWrapper):
                 with self.without(name):
                     found[name] = difference(score_now, measure(score))
         check_scores(score_now, found, self.gates.contribution_z)
-        value_S, error_S = np.zeros((2, len(self.slots)), dtype=np.float32)
-        for name, one in found.items():
-            value_S[self._index(name)], error_S[self._index(name)] = one.value, one.error or 0.0
-        active_S = np.array([name in found for name in self._names])
-        self._state = replace(
-            self._state,
-            accuracy=np.full_like(self._state.accuracy, mean_score(score_now)),
-            contribution=np.where(active_S, value_S, self._state.contribution),
-            contribution_error=np.where(active_S, error_S, self._state.contribution_error),
-            measured=self._state.measured | active_S,
-        )
+        self._state = measured(self._state, self._names, found, mean_score(score_now))
         return found
 
     def potential(
@@ -296,6 +290,7 @@ class GrowableModule(ModuleWrapper):
             seed's learning rate]; NaN, with a warning, in a slot on which the loss does not depend, or where the batch has too
             few samples.
         """
+        refusal.check_places(self.module, dict(zip(self._paths, self._slots, strict=True)))
         found: dict[str, dict[str, float]] = {}
         for slot, gradients in zip(self._slots, self._gradients(loss, self._slots), strict=True):
             configs = labelled(blueprints or able_in(slot.spec), slot)
@@ -319,6 +314,7 @@ class GrowableModule(ModuleWrapper):
             format: pytorch, export, safetensors or onnx; see docs/howto/export.md.
         """
         refusal.check_export(format, samples)
+        self._check_places()
         with evaluating(self):
             with torch.no_grad():
                 refusal.check_exported(self(samples))  # a wrong shape fails here, in one line
@@ -356,12 +352,12 @@ class GrowableModule(ModuleWrapper):
         if not may_NS[0, index]:
             why = reason(doing, self._state, index, self.rules, self.gates, self._chosen_S)
             raise ValueError(f"{doing} is not permitted: slot {slot} {why}")
-        refusal.check_places(self.module, {slot: self._paths[index]})
+        refusal.check_places(self.module, {self._paths[index]: self._slots[index]})
         return index
 
     def _check_places(self) -> None:
         """Raise ValueError if a submodule with a seed was replaced."""
-        refusal.check_places(self.module, {self._names[index]: self._paths[index] for index in self._born})
+        refusal.check_places(self.module, {self._paths[index]: self._slots[index] for index in self._born})
 
     def _set(self, state: SlotState) -> None:
         """Set the state of the slots, and clear those that it empties."""

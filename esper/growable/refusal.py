@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from esper.config import did_you_mean
 from esper.evaluation.exported import FORMATS
-from esper.growable.slot import has_slot
+from esper.growable.slot import GrowingSlot, slots_after
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import BoolArray, Stage
@@ -110,21 +110,21 @@ def warn_untrained(slot: str) -> None:
     )
 
 
-def check_places(module: nn.Module, places: Mapping[str, str]) -> None:
-    """Raise ValueError if a submodule was replaced since it got its slot; `places` has its path by the name of the slot.
+def check_places(module: nn.Module, places: Mapping[str, GrowingSlot]) -> None:
+    """Raise ValueError if a submodule was replaced since it got its slot; `places` has the slots by the paths of submodules.
 
-    A wrapper around the submodule, such as that of `torch.compile`, keeps the slot.
+    A wrapper that holds the submodule alone, such as that of `torch.compile`, keeps the slot.
     """
-    for slot, path in places.items():
+    for path, slot in places.items():
         try:
-            kept = any(map(has_slot, module.get_submodule(path).modules()))
-        except AttributeError:  # it was removed
-            kept = False
-        if not kept:
+            there = module.get_submodule(path)
+            while slot not in slots_after(there):
+                (there,) = there.children()
+        except (AttributeError, ValueError):  # it was removed, or has other children
             raise ValueError(
-                f"slot {slot} no longer exists, because submodule {path} was replaced after esper.grow: "
-                "replace submodules before that call"
-            )
+                f"slot {slot.spec.name} no longer exists, because submodule {path} was replaced after esper.grow, or got an "
+                "adapter: change submodules before that call"
+            ) from None
 
 
 def warn_of_processes() -> None:

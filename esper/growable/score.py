@@ -1,7 +1,8 @@
 """Scores of a network, and what a seed adds to them."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -9,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from esper.lifecycle.stages import SlotState
 
 Score = Callable[[], float | Tensor | npt.NDArray[Any]]
 """Function that returns a score, higher is better: a number, or a tensor or an array with one value per sample."""
@@ -59,6 +62,28 @@ def difference(score: float | Tensor, other: float | Tensor) -> Contribution:
         raise ValueError(f"score() gave {score.numel()} values, then {other.numel()}: score the same validation data each time")
     pairs = (score.double() - other.double()).flatten()
     return Contribution(float(pairs.mean()), float(pairs.std() / len(pairs) ** 0.5))
+
+
+def measured(state: SlotState, names: Sequence[str], found: Mapping[str, Contribution], accuracy: float) -> SlotState:
+    """Return a state with contributions and their errors.
+
+    Args:
+        names: names of the slots.
+        found: contributions by slot.
+        accuracy: score of the whole network.
+    """
+    value_S, error_S = np.zeros((2, len(names)), dtype=np.float32)
+    for index, name in enumerate(names):
+        if name in found:
+            value_S[index], error_S[index] = found[name].value, found[name].error or 0.0
+    active_S = np.array([name in found for name in names])
+    return replace(
+        state,
+        accuracy=np.full_like(state.accuracy, accuracy),
+        contribution=np.where(active_S, value_S, state.contribution),
+        contribution_error=np.where(active_S, error_S, state.contribution_error),
+        measured=state.measured | active_S,
+    )
 
 
 def check_scores(score: float | Tensor, found: Mapping[str, Contribution], z: float) -> None:

@@ -14,6 +14,10 @@ OTHER = "attach another optimizer for them, such as torch.optim.Adam([{'params':
 """Remedy where an optimizer cannot train seeds."""
 
 
+MODES = ("train_mode",)
+"""Keys of a group that say in which state an optimizer is; `train()` of schedulefree sets it in every group."""
+
+
 class SeedGroups:
     """One parameter group per seed, added when the seed is planted and removed with it."""
 
@@ -88,7 +92,8 @@ class SeedGroups:
             if seed not in self._groups:
                 named = any("param_names" in group for group in self.optimizer.param_groups)  # then every group has names
                 parameters = list(seed.named_parameters() if named else seed.parameters())
-                self.optimizer.add_param_group({"params": parameters, **self._settings, **self._paced()})
+                kept = {key: group[key] for group in self.optimizer.param_groups[:1] for key in MODES if key in group}
+                self.optimizer.add_param_group({"params": parameters, **self._settings, **self._paced(), **kept})
                 self._groups[seed] = self.optimizer.param_groups[-1]["params"]
         rank, groups = {id(self._groups[seed]): rank for rank, seed in enumerate(seeds)}, self.optimizer.param_groups
         places = [place for place, group in enumerate(groups) if id(group["params"]) in rank]

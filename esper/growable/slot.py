@@ -3,6 +3,7 @@
 # B batch
 
 import copy
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,22 +28,23 @@ from esper.seeds.informed import inform
 from esper.seeds.slot_gradients import SlotGradients
 
 
-def has_slot(submodule: nn.Module) -> bool:
-    """Return whether there is a slot after a submodule."""
+def slots_after(submodule: nn.Module) -> list["GrowingSlot"]:
+    """Return the slots after a submodule."""
     hooks = submodule._forward_hooks.values()  # pyright: ignore[reportPrivateUsage]
-    return any(isinstance(getattr(hook, "__self__", None), GrowingSlot) for hook in hooks)
+    return [slot for hook in hooks if isinstance(slot := getattr(hook, "__self__", None), GrowingSlot)]
 
 
 def parameter_near(module: nn.Module, path: str) -> Tensor:
     """Return a parameter with the device and dtype that a seed after a submodule needs: of the submodule, else of the nearest
-    layer before it, else of any."""
+    layer before it, else of any. Types of one byte only store weights, and tensors on the meta device have none."""
     before, wanted = list[Tensor](), module.get_submodule(path)
     for layer in module.modules():
         if layer is wanted:
             break
         before = [*layer.parameters(recurse=False), *before]
     near = chain(wanted.parameters(), before, module.parameters())
-    return next((parameter for parameter in near if parameter.is_floating_point()), torch.empty(0))
+    usable = [parameter for parameter in near if parameter.is_floating_point() and parameter.element_size() > 1]
+    return next((parameter for parameter in usable if not parameter.is_meta), (*usable, torch.empty(0))[0])
 
 
 def _positive(features: Tensor) -> bool:
@@ -143,6 +145,7 @@ class GrowingSlot(nn.Module):
         check_newborn(blueprint, self.spec, features.abs() if self._positive else features)
         self.probed.append(blueprint)
 
+    @torch.inference_mode(False)
     def plant(self, blueprint: BlueprintConfig, how: Blend, like: Tensor, gradients: SlotGradients | None) -> None:
         """Plant a newborn seed, with initial weights from torch's global random stream.
 
@@ -208,10 +211,13 @@ class GrowingSlot(nn.Module):
         """Return the output of the slot with its seed.
 
         Raises:
-            ValueError: the features have more axes than those of the example, or are nested.
+            ValueError: the features have other axes than those of the example, or are nested.
         """
         refuse_nested(self.spec.name, h)
-        if h.dim() > AXES[self.spec.layout][0]:  # fewer in torch.vmap
+        axes = AXES[self.spec.layout][0]
+        if h.dim() == axes - 1:  # a single sample, as in torch.vmap
+            return self._with(seed, h[None])[0]
+        if h.dim() != axes:
             raise ValueError(
                 f"slot {self.spec.name}: seeds grow on {self.spec.layout} here, as in the example of esper.grow, but this output "
                 f"has the shape {tuple(h.shape)}: give esper.grow a batch as example"
@@ -238,6 +244,21 @@ class GrowingSlot(nn.Module):
         if not h.is_meta and torch.is_autocast_enabled(h.device.type):
             return h
         return h.to(next((one.dtype for one in seed.parameters() if one.is_floating_point()), h.dtype))
+
+
+class StateHook:
+    """Warns if the state of a module is taken without that of the seed in a slot."""
+
+    def __init__(self, slot: GrowingSlot) -> None:
+        self.slot = slot
+
+    def __call__(self, _: nn.Module, __: object, prefix: str, ___: object) -> None:
+        if self.slot.seed is not None and not prefix.endswith("module."):
+            warnings.warn(
+                f"this state_dict leaves out the seed in slot {self.slot.spec.name}: call state_dict of the network that "
+                "esper.grow returned, not of its module",
+                stacklevel=3,
+            )
 
 
 def on_cpu(network: nn.Module) -> nn.Module:

@@ -26,7 +26,7 @@ def encode(contents: Mapping[str, Any]) -> Tensor:
     Its size does not depend on the numbers: averages of weights, such as those of timm, copy one state to another in place.
     """
     text = json.dumps(contents)
-    text += " " * sum(_WIDTH - len(number) for number in _NUMBER.findall(text))
+    text += " " * sum(max(0, _WIDTH - len(number)) for number in _NUMBER.findall(text))
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 

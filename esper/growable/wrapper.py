@@ -5,14 +5,34 @@ from typing import Any
 
 from torch import nn
 
-LEAVES_SEEDS_OUT = ("save_pretrained", "push_to_hub")
+LEAVES_SEEDS_OUT = ("save", "save_pretrained", "save_to_hub", "push_to_hub")
 """Methods of models of Hugging Face that would write the module without its seeds."""
 
 
 class ModuleWrapper(nn.Module):
-    """Looks up the attributes that it does not have in its module, as the network of `torch.compile` does."""
+    """Finds and sets the attributes that only its module has there, as the network of `torch.compile` does."""
 
     module: nn.Module
+    _is_built = False
+
+    def _is_of_module(self, name: str) -> bool:
+        """Return whether only the module has an attribute."""
+        own = (self.__dict__, type(self).__dict__, self._parameters, self._buffers, self._modules)
+        if not self._is_built or name.startswith("_") or any(name in names for names in own) or hasattr(type(self), name):
+            return False
+        return hasattr(self.module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_of_module(name):
+            setattr(self.module, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._is_of_module(name):
+            delattr(self.module, name)
+        else:
+            super().__delattr__(name)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -47,6 +47,8 @@ BATCH_FIRST = {"batch_first": True}
         (lambda: [nn.GRU(8, 4)], "0", (5, 2, 8), "slots: 0 is not batch-first"),
         (lambda: [nn.LayerNorm(6)], "0", (2, 8, 8, 6), "slots: the output of 0, a LayerNorm, is channels-last"),
         (lambda: [nn.Conv2d(1, 4, 1), nn.ReLU()], "1", (1, 8, 8), "example is a sample without a batch, since a Conv2d"),
+        (lambda: [nn.Conv3d(1, 4, 1), nn.ReLU()], "1", (1, 5, 8, 8), "example is a sample without a batch, since a Conv3d"),
+        (lambda: [nn.Conv1d(3, 4, 1), nn.ReLU()], "1", (3, 9), "example is a sample without a batch, since a Conv1d"),
     ],
 )
 def test_axes_in_another_order_are_refused(layers: Any, path: str, example: Any, refused: str) -> None:
@@ -95,11 +97,35 @@ def test_axes_in_the_right_order_are_taken(layers: Any, path: str, example: Any)
         esper.grow(nn.Sequential(*layers()), [path], torch.randn(example)).germinate(path, "norm")
 
 
+@pytest.mark.parametrize("blend", ["add", "multiply", "gate"])
+@pytest.mark.parametrize(
+    ("blueprints", "example", "order"),
+    [
+        (("norm", "mlp", "lora"), (5, 8), "BC"),
+        (("norm", "attention", "mlp"), (5, 4, 8), "BTC"),
+        (("lora",), (5, 8, 4), "BCT"),
+        (("norm", "conv_light", "attention", "depthwise"), (5, 8, 6, 7), "BCHW"),
+        (("conv_light",), (5, 6, 7, 8), "BHWC"),
+        (("conv_light",), (5, 8, 2, 6, 7), "BCTHW"),
+    ],
+)
+def test_a_sample_without_a_batch_gets_what_it_gets_in_one(blueprints: Any, example: Any, order: str, blend: str) -> None:
+    x = torch.randn(example)
+    for blueprint in blueprints:
+        net = esper.grow(nn.Sequential(nn.Tanh()), ["0"], x, axes={"0": order})
+        for parameter in net.germinate("0", blueprint, blend=blend).parameters():
+            nn.init.normal_(parameter, std=0.3)
+        net.begin_epoch()
+        together = net(x)
+        assert not torch.equal(together, net.module[0](torch.zeros_like(x)) + torch.tanh(x))
+        for alone in (torch.stack([net(one) for one in x]), torch.func.vmap(net)(x)):
+            torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-5)
+
+
 def test_a_batch_with_more_axes_than_the_example_is_refused() -> None:
     net = esper.grow(nn.Sequential(nn.Linear(6, 8), nn.ReLU()), ["1"], torch.randn(5, 6))
     net.germinate("1", "mlp")
     net.begin_epoch()
-    assert net(torch.randn(6)).shape == (8,), "as in torch.vmap"
     with pytest.raises(ValueError, match=r"slot 1: seeds grow on vectors here, .* has the shape \(2, 5, 8\): give esper"):
         net(torch.randn(2, 5, 6))
 

@@ -183,3 +183,152 @@ def test_a_potential_without_a_gradient_is_told() -> None:
     with pytest.warns(UserWarning, match=r"the gradient of the loss is 0 at slot first, .* train the network before"):
         found = net.potential(lambda: net(x).square().mean())
     assert set(found["first"].values()) == {0.0}
+
+
+def test_attributes_of_the_module_are_set_and_deleted_there() -> None:
+    net = network(Model(checkpointing=False))
+    net.checkpointing = True
+    assert net.module.checkpointing is True
+    assert "checkpointing" not in net.__dict__
+    net.second = nn.Linear(FEATURES, 7)
+    assert net(torch.randn(3, 4)).shape == (3, 7)
+    assert len([*net.module.parameters()]) == 4
+    del net.checkpointing
+    assert not hasattr(net.module, "checkpointing")
+    net.note, net.training = "of the network", True
+    assert not hasattr(net.module, "note")
+    assert net.__dict__["note"] == "of the network"
+
+
+def test_the_state_of_the_module_alone_warns_while_there_are_seeds() -> None:
+    net = network()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net.state_dict()
+        nn.ModuleDict({"part": net}).state_dict()
+        torch.optim.swa_utils.AveragedModel(net).state_dict()
+        esper.grow(Model(), ["first"], torch.randn(3, 4)).module.state_dict()
+    for state_dict in (
+        net.module.state_dict,
+        nn.ModuleDict({"part": net.module}).state_dict,
+        copy.deepcopy(net).module.state_dict,
+    ):
+        with pytest.warns(
+            UserWarning, match=r"this state_dict leaves out the seed in slot first: call state_dict of the network"
+        ):
+            state_dict()
+
+
+class Wrapper(nn.Module):
+    """Holds a submodule alone, as `torch.compile` does, or with an adapter."""
+
+    def __init__(self, inner: nn.Module, *, adapter: bool) -> None:
+        super().__init__()
+        self.inner = inner
+        if adapter:
+            self.adapter = nn.Linear(4, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def test_a_submodule_that_is_no_longer_the_one_of_the_slot_is_refused() -> None:
+    x = torch.randn(8, 4)
+    for change in (
+        lambda module: Wrapper(module.first, adapter=True),
+        lambda module: copy.deepcopy(module.first),  # its hook is that of a copy of the slot
+        lambda _: nn.Linear(4, FEATURES),
+    ):
+        net = network()
+        net.module.first = change(net.module)
+        for call in (
+            net.begin_epoch,
+            lambda net=net: net.contributions(lambda: net(x)[:, 0]),
+            lambda net=net: net.potential(lambda: net(x).square().mean()),
+            lambda net=net: net.incubate(lambda: net(x).square().mean()),
+            lambda net=net: net.export("unused", x),
+        ):
+            with pytest.raises(ValueError, match=r"slot first no longer exists, because submodule first was replaced"):
+                call()
+    net = network()
+    net.module.first = Wrapper(net.module.first, adapter=False)
+    net.begin_epoch()
+
+
+class Gathered(nn.Linear):
+    """Notes that it is asked to shard its parameters again, as FSDP keeps them gathered after a pass without gradients."""
+
+    reshards = 0
+
+    def reshard(self) -> None:
+        self.reshards += 1
+
+
+def test_parameters_that_a_pass_gathered_are_sharded_again() -> None:
+    layer = Gathered(4, FEATURES)
+    esper.grow(nn.Sequential(layer), ["0"], torch.randn(3, 4))
+    assert layer.reshards == 1
+
+
+def test_a_seed_has_the_mode_of_an_optimizer_that_has_one() -> None:
+    class Averaging(torch.optim.SGD):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, lr=0.1)
+            self.defaults["train_mode"] = False
+            for group in self.param_groups:
+                group["train_mode"] = True
+
+    net = esper.grow(Model(), ["first"], torch.randn(3, 4))
+    optimizer = Averaging(net.module.parameters())
+    net.attach(optimizer)
+    net.germinate("first", "mlp")
+    assert [group["train_mode"] for group in optimizer.param_groups] == [True, True]
+
+
+@pytest.mark.parametrize("odd", ["of one byte", "without values"])
+def test_a_seed_takes_its_type_and_device_from_weights_that_compute(odd: str) -> None:
+    module = Model()
+    net = esper.grow(module, ["first"], torch.randn(3, 4))
+    module.second.double()
+    weight = module.first.weight.data
+    module.first.bias = None
+    module.first.weight = nn.Parameter(weight.to(torch.float8_e4m3fn) if odd == "of one byte" else weight.to("meta"), False)
+    seed = net.germinate("first", "mlp")
+    assert {(parameter.dtype, parameter.device.type) for parameter in seed.parameters()} == {(torch.float64, "cpu")}
+
+
+def test_a_seed_that_is_planted_in_inference_mode_learns() -> None:
+    net = esper.grow(Model(), ["first"], torch.randn(3, 4))
+    with torch.inference_mode():
+        net.germinate("first", "mlp")
+    net.begin_epoch()
+    net(torch.randn(3, 4)).sum().backward()
+    assert any(parameter.grad is not None and parameter.grad.any() for parameter in net.slots.parameters())
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 8), (2, 0, 8)])
+def test_an_attention_seed_takes_no_samples_and_no_positions(shape: tuple[int, ...]) -> None:
+    net = esper.grow(nn.Sequential(nn.Tanh()), ["0"], torch.randn(2, 3, 8))
+    net.germinate("0", "attention")
+    net.begin_epoch()
+    assert net(torch.randn(shape)).shape == shape
+
+
+class Strange:
+    """An argument whose attributes are not looked up as usual."""
+
+    def __init__(self, error: Exception) -> None:
+        self.__dict__["error"] = error
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "get_seq_length":
+            raise self.error
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize("error", [KeyError("a"), RuntimeError("b"), TypeError("c")])
+def test_an_argument_that_is_no_cache_is_passed_on(error: Exception) -> None:
+    net = esper.grow(nn.Sequential(Layer(4, 4)), ["0"], torch.randn(2, 3, 4))
+    net.germinate("0", "attention")
+    net.begin_epoch()
+    assert net.module[0](torch.randn(2, 3, 4), cache=Strange(error)).shape == (2, 3, 4)
