@@ -188,13 +188,14 @@ def _check_subdirs(loader: ConfigLoader, sweep: DictConfig, jobs: list[list[str]
         cfg = loader.load_sweep_config(sweep, job)
         with open_dict(cfg.hydra.job):
             cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
+        before = HydraConfig.instance().cfg
         HydraConfig.instance().set_config(cfg)  # from which ${hydra:...} reads
         try:
             name = Path(str(OmegaConf.select(cfg, "hydra.sweep.subdir")))
         except OmegaConfBaseException as error:
             raise ConfigError(f"hydra.sweep.subdir: {_one_line(error)}") from error
         finally:
-            HydraConfig.instance().cfg = None
+            HydraConfig.instance().cfg = before
         if name in taken or name == Path():
             raise ConfigError(
                 f"hydra.sweep.subdir gives several runs the folder {name}: leave it out, or let it contain '${{hydra.job.num}}'"

@@ -18,6 +18,7 @@ from esper.notices import UserNotice
 from esper.pool.cluster import ClusterError
 from esper.pool.devices import find_device, find_precision
 from esper.pool.local import largest_shard
+from esper.seeding import borrowed_stream
 from esper.task.base import Task
 from esper.task.instances import Instances, Split
 from esper.task.loading import load_task
@@ -110,7 +111,7 @@ def _of_other_kinds(config: Config, task: Task) -> list[nn.Module]:
     """Return a host of every kind of lesion but the first host's; none for healthy hosts."""
     first = task.instance(config.seed, Split.TRAINING, 0, 0)
     kinds = config.task.kinds_of(config.host) if config.task.instances is Instances.lesioned else ()
-    with torch.random.fork_rng(devices=[]):
+    with borrowed_stream():
         return [task.make_host(replace(first, lesion=kind)) for kind in dict.fromkeys(kinds) if kind != first.lesion]
 
 

@@ -4,12 +4,14 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import RLock
 
-from hydra import initialize_config_dir
+from hydra import initialize_config_dir, version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import JobRuntime
 
 from esper.config import CONF
 
@@ -26,12 +28,45 @@ def _uncopied(store: ConfigStore, _: object) -> ConfigStore:
 ConfigStore.__deepcopy__ = _uncopied  # pyright: ignore[reportAttributeAccessIssue]
 
 
+_composing = RLock()
+"""Held by the thread that uses Hydra, whose state all threads share."""
+
+
 @contextmanager
 def hydra_at_conf() -> Generator[ConfigLoader]:
-    """Initialise Hydra with the YAML folder and that of `options_in`, without running a command; inside a run, Hydra is ready."""
-    if GlobalHydra.instance().is_initialized():
-        yield GlobalHydra.instance().config_loader()
-        return
+    """Initialise Hydra with the YAML folder and that of `options_in`, without running a command; inside a run, Hydra is ready.
+
+    Inside a program that uses Hydra for itself, its Hydra is set aside meanwhile.
+    """
+    with _composing:
+        hydra = GlobalHydra.instance()
+        if hydra.is_initialized() and _reads_conf(hydra.config_loader()):
+            yield hydra.config_loader()
+        else:
+            with _set_aside(), _initialised() as loader:
+                yield loader
+
+
+def _reads_conf(loader: ConfigLoader) -> bool:
+    return any((entry.path or "").removeprefix("file://") == str(CONF) for entry in loader.get_search_path().get_path())
+
+
+@contextmanager
+def _set_aside() -> Generator[None]:
+    """Put the state of Hydra back at the end of a `with` block."""
+    outer, base, name = GlobalHydra.instance().hydra, version.getbase(), JobRuntime().conf.name
+    GlobalHydra.instance().hydra = None
+    try:
+        yield
+    finally:
+        if outer is not None:
+            GlobalHydra.instance().hydra = outer
+            JobRuntime().set("name", name)
+            version.VersionBase.instance().version_base = base
+
+
+@contextmanager
+def _initialised() -> Generator[ConfigLoader]:
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         loader = GlobalHydra.instance().config_loader()
         if (folder := own_options()) is not None:

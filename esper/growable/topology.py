@@ -6,7 +6,6 @@ from enum import IntEnum, StrEnum
 from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from esper.config import did_you_mean
@@ -16,6 +15,7 @@ from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.slots import SlotsConfig
 from esper.plugins import load_plugins
+from esper.seeding import borrowed_stream
 from esper.seeds.blueprints.base import BlueprintConfig, required
 from esper.seeds.blueprints.registry import BLUEPRINTS, able
 
@@ -150,7 +150,7 @@ def planted(slots: Sequence[GrowingSlot]) -> dict[str, dict[str, Any]]:
 
 def replant(slots: Sequence[GrowingSlot], seeds: Mapping[str, dict[str, Any]], likes: Sequence[Tensor]) -> None:
     """Plant the seeds that `planted` described. One that is there stays, so that an optimizer keeps its state."""
-    with torch.random.fork_rng(devices=[]):  # a seed is drawn, and then overwritten
+    with borrowed_stream():  # a seed is drawn, and then overwritten
         for index, (slot, like) in enumerate(zip(slots, likes, strict=True)):
             seed = seeds.get(str(index))
             if seed and (slot.blueprint, slot.blend) == (restored(seed), Blend(seed["blend"])):

@@ -21,6 +21,7 @@ from esper.fusion.layout import by_member, join_members, side_by_side
 from esper.fusion.stacked import FusionError
 from esper.hosts.base import SlotSpec, segments_of
 from esper.memory import memory_shortage
+from esper.seeding import borrowed_stream
 from esper.seeds.bank import newborn
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
 from esper.seeds.informed import feeding_map
@@ -59,7 +60,7 @@ def flaws(name: str, part: str, shape: Sequence[int] | None = None, remedy: str 
         ValueError: the part has a flaw.
     """
     try:
-        with torch.random.fork_rng(devices=[]):
+        with borrowed_stream():
             yield
     except FusionError as error:
         raise ValueError(f"{name}: {error}") from error

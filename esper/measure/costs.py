@@ -26,6 +26,7 @@ from esper.hosts.base import SlotSpec, segments_of, slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.lifecycle.stages import OCCUPIED, BoolArray, SlotState
 from esper.measure.flop_counter import FlopCounter
+from esper.seeding import borrowed_stream
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.errors import seed_errors
 from esper.seeds.gated import Gate
@@ -229,7 +230,7 @@ def count_costs(host: nn.Module, blueprints: Sequence[BlueprintConfig], sample: 
         sample: the input of a host, one sample as a batch.
     """
     specs, (features, segments) = slot_specs(host), _through(host, sample)
-    with torch.random.fork_rng(devices=[]):  # newborn branches must not move the global stream
+    with borrowed_stream():  # newborn branches must not move the global stream
         seed_KS2 = np.array([[_of_seed(one, spec, x) for spec, x in zip(specs, features, strict=True)] for one in blueprints])
         gate_S2 = np.array([_of_module(Gate(spec.channels), x) for spec, x in zip(specs, features, strict=True)])
     seed_KS2, gate_S2 = seed_KS2.reshape(len(blueprints), len(specs), 2), gate_S2.reshape(len(specs), 2)

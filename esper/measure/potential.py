@@ -51,7 +51,7 @@ from torch import Tensor, nn
 from esper.fusion.layers import ChannelScale
 from esper.fusion.layout import Layout
 from esper.hosts.base import SlotSpec
-from esper.seeding import torch_stream
+from esper.seeding import borrowed_stream, torch_stream
 from esper.seeds.bank import newborn
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.errors import seed_errors
@@ -102,7 +102,7 @@ class NewbornBranch:
     def __init__(self, blueprint: BlueprintConfig, slot: SlotSpec, device: torch.device | str) -> None:
         with seed_errors(blueprint, slot):
             row = newborn(blueprint, slot, torch_stream(0, "dormant", type(blueprint).__name__, slot.name, slot.channels))
-            with torch.random.fork_rng(devices=[]):
+            with borrowed_stream():
                 self.branch = blueprint.branch(slot)
             nn.utils.vector_to_parameters(row, self.branch.parameters())
             names = _parameters_with_gradient(self.branch, slot)

@@ -20,6 +20,7 @@ from esper.fusion.sequential import flat_layers, is_hooked
 from esper.fusion.stacked import FusionError
 from esper.hosts.base import SlotSpec
 from esper.optimisers.base import OptimiserConfig
+from esper.seeding import borrowed_stream
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.errors import seed_errors
 from esper.seeds.gated import Gated
@@ -46,7 +47,7 @@ class SeedBank:
         gated: bool = False,
     ) -> None:
         self.blueprint, self.slot, self.gated = blueprint, slot, gated
-        with torch.random.fork_rng(devices=[]):  # its weights are not used: a script that steps an environment keeps its numbers
+        with borrowed_stream():  # its weights are not used: a script that steps an environment keeps its numbers
             branch = seed_module(blueprint, slot, gated=gated)
         if any(True for _ in branch.buffers()):
             raise FusionError(
@@ -147,14 +148,13 @@ def seed_module(blueprint: BlueprintConfig, slot: SlotSpec, *, gated: bool) -> n
 
 def newborn(blueprint: BlueprintConfig, slot: SlotSpec, generator: torch.Generator, *, gated: bool = False) -> Tensor:
     """Return the parameters `[P]` of a new seed, drawn from the generator alone: the branch, then its gate."""
-    with torch.random.fork_rng(devices=[]):
-        torch.random.set_rng_state(generator.get_state())
+    with borrowed_stream(generator):
         return flatten_parameters(seed_module(blueprint, slot, gated=gated))
 
 
 def informed(blueprint: BlueprintConfig, slot: SlotSpec, row: Tensor, gradients: SlotGradients) -> Tensor:
     """Return the parameters `[P]` of `row` with filters from slot gradients; see `inform`."""
-    with torch.random.fork_rng(devices=[]):
+    with borrowed_stream():
         branch = blueprint.branch(slot)
     size = sum(parameter.numel() for parameter in branch.parameters())
     nn.utils.vector_to_parameters(row[:size].clone(), branch.parameters())

@@ -18,7 +18,7 @@ from esper.hosts.base import HostConfig, segments_of
 from esper.notices import UserNotice
 from esper.options import Option
 from esper.ranges import check_ranges
-from esper.seeding import stream, torch_stream
+from esper.seeding import borrowed_stream, stream, torch_stream
 from esper.task.augment import Augmentation
 from esper.task.check import FEW, check_alike, check_samples, check_takes_context, drifted_copy, few_samples
 from esper.task.data import Data, DataError, TaskError
@@ -284,8 +284,7 @@ class Task:
     def host(self, root: int, split: Split, episode: int, index: int) -> nn.Module:
         """Return the newborn host of this name; equal arguments give an equal instance and equal initial weights."""
         instance, name = self.instance(root, split, episode, index), self.origin(root, split, episode, index)
-        with torch.random.fork_rng(devices=[]):
-            torch.random.set_rng_state(torch_stream(root, "host_init", split, name.episode, name.index).get_state())
+        with borrowed_stream(torch_stream(root, "host_init", split, name.episode, name.index)):
             return self.make_host(instance)
 
     @cached_property

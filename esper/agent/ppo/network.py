@@ -17,6 +17,7 @@ from esper.buffer.rollout import TensorObservation
 from esper.buffer.transition import State
 from esper.env.actions import Head, Op, segments
 from esper.env.spec import EnvSpec
+from esper.seeding import borrowed_stream
 
 POLICY_GAIN = 0.01
 """Initial gain of the policy's last layers: a nearly uniform policy, apart from the bias towards waiting."""
@@ -72,7 +73,7 @@ class PolicyNetwork(nn.Module):
         self.spec = spec
         self._places = segments(spec.head_sizes)
         num_values = sum(spec.head_sizes[Head.BLUEPRINT :])
-        with torch.random.fork_rng(devices=[]):  # constructors draw weights, which are replaced below
+        with borrowed_stream():  # constructors draw weights, which are replaced below
             self.blueprint = nn.Embedding(len(spec.blueprint_names) + 1, blueprint_width)
             self.slot_in = nn.Linear(len(spec.slot_feature_names) + blueprint_width, slot_width)
             self.identity = nn.Parameter(torch.zeros(spec.num_slots, slot_width)) if slot_identity else None
