@@ -250,11 +250,6 @@ def test_unknown_options_of_reset_are_named() -> None:
             make_env(SANDBOX).reset(options={"episode": wrong})
 
 
-def test_hosts_in_lockstep_have_one_root() -> None:
-    with pytest.raises(ValueError, match=r"reset\(seed=\[1, 2\]\) lists random seeds: give one integer, the root"):
-        make_vec_env(SANDBOX, num_envs=2).reset(seed=[1, 2])
-
-
 def test_fixed_heads_are_ignored() -> None:
     """A sample of the action space would otherwise nearly always be refused."""
     strange = GERMINATE.copy()

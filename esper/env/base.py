@@ -88,6 +88,22 @@ class EpisodeRecord:
         return []
 
 
+def one_number(value: Any, name: str) -> Any:
+    """Return an integer of NumPy, or an array of equal ones such as an entry of an info, as one integer; others as they are.
+
+    Args:
+        name: what the integer is, an argument of `reset`.
+
+    Raises:
+        ValueError: it is a list, or an array of several integers.
+    """
+    if isinstance(value, np.ndarray) and value.size and value.dtype.kind in "iu" and (value == value.flat[0]).all():
+        value = value.flat[0]
+    if isinstance(value, list | tuple | np.ndarray):
+        raise ValueError(f"reset got several numbers as {name}, {value}: give one integer, which counts for all hosts")
+    return int(value) if isinstance(value, np.integer) else value
+
+
 def check_open(env: VectorEnv[Any, Any, Any]) -> None:
     """Raise `gymnasium.error.ClosedEnvironmentError` if an environment is closed."""
     if env.closed:
@@ -168,7 +184,7 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
 
     # ---- for environments that derive from this class
 
-    def begin(self, seed: int | list[int] | None, options: dict[str, Any] | None) -> None:
+    def begin(self, seed: Any, options: dict[str, Any] | None) -> None:
         """Set root and episode from the arguments of `reset`; `options={"episode": e}` asks for an episode by number.
 
         Raises:
@@ -176,12 +192,11 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             ValueError: an argument is not valid.
         """
         check_open(self)
-        if isinstance(seed, list):
-            raise ValueError("reset takes one seed, the root of all hosts' random streams: pass an int instead of a list")
+        seed = one_number(seed, "seed")
         if unknown := [*({*(options or {})} - {"episode"})]:
-            raise ValueError(f"reset(options=...) has the unknown key {unknown[0]!r}: the only key is 'episode'")
-        wanted = (options or {}).get("episode")
-        if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or wanted < 0):
+            raise ValueError(f"reset(options=...) has the unknown key {unknown[0]!r}: the only key is 'episode', for all hosts")
+        wanted = one_number((options or {}).get("episode"), "episode")
+        if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0):
             raise ValueError(f"reset(options=...) has episode={wanted!r}, which must be an integer of at least 0")
         if seed is not None:
             self.root, self.episode = int(seed), -1

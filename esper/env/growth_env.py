@@ -198,6 +198,7 @@ class GrowthEnv(Environment):
         info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N} | report.scaling()
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = one_each(self.observation(), signals.ended_N), signals.ended_N
+            info["final_info"], info["_final_info"] = {"instance": self.sampler.instances()}, signals.ended_N
         self.guard.settle(self, verdict)
         if signals.last:
             signals = replace(signals, final=self.state, final_loss_N=self.loss_N)
@@ -213,14 +214,14 @@ class GrowthEnv(Environment):
         info |= self._potentials(verdict.rollback_N)
         observation, ended = self.observation(), self.state
         if signals.last:
-            info["final_info"], info["_final_info"] = self._final(), signals.ended_N
+            info["final_info"] |= self._final()
             observation = self.reset()[0] if self.autoreset else observation
         self.shown = ended
         return observation, reward_N + info["components"]["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
 
     def _final(self) -> dict[str, Any]:
         """Return what is known of the hosts at the end of their episode."""
-        final: dict[str, Any] = {"instance": self.sampler.instances(), "timetable": [view.timetable for view in self.views]}
+        final: dict[str, Any] = {"timetable": [view.timetable for view in self.views]}
         if self.test_at_end:
             final["test_accuracy"] = self._test_accuracy(self._committed_alpha())
         if self.test_online:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from esper.hosts.base import segments_of, slot_specs
 from esper.measure.costs import Price
+from esper.seeding import borrowed_stream
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.gated import Gate
 
@@ -70,7 +71,7 @@ def measure_latency(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+        with torch.inference_mode(), borrowed_stream():
             added()
             for slot in np.flatnonzero(used_S).tolist():
                 gate = Gate(specs[slot].channels).to(device)

@@ -27,6 +27,7 @@ from esper.pool.devices import find_device
 from esper.pool.local import available_cores, cpu_members
 from esper.pool.member_data import is_resident
 from esper.pool.shard import CAPTURED_BATCHES, CPU_FEATURES, GPU_FEATURES, VALIDATION_BATCH
+from esper.seeding import borrowed_stream
 from esper.task.base import Task
 from esper.task.instances import Split
 from esper.task.loading import load_task
@@ -178,7 +179,7 @@ def _weights(config: Config, task: Task) -> HostSize:
     for device in ("meta", "cpu"):  # a class from outside may need values
         try:
             ignored = warnings.catch_warnings(action="ignore")  # such as those of weights that are loaded without their values
-            with torch.random.fork_rng(devices=[]), torch.device(device), ignored:
+            with borrowed_stream(), torch.device(device), ignored:
                 host = task.make_host(instance)
                 slots = slot_specs(host)
                 chosen_S = config.slots.chosen(tuple(slot.name for slot in slots), config.choice("slots"))
@@ -206,7 +207,7 @@ def _features(config: Config, size: HostSize, task: Task) -> HostSize:
     try:
         host = task.host(config.seed, Split.TRAINING, 0, 0)
         weights.update(parameter.untyped_storage().data_ptr() for parameter in host.parameters())
-        with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with borrowed_stream(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             for segment in segments_of(host.train()):
                 x = segment(x)
     except Exception:  # the check of the host says what is wrong

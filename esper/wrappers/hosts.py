@@ -18,22 +18,15 @@ from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from esper.cli.overrides import config_of
-from esper.config import ConfigError, root_key
-from esper.env.base import Environment
+from esper.env.base import Environment, one_number
 from esper.env.single import SingleHostEnv, masks, plain_info, without_choice
 from esper.env.spec import Array
-from esper.plugins import load_plugins, split_plugins
 from esper.task.instances import Split
-from esper.training.environment import build_env
+from esper.wrappers.build import built, checked_mode, has_seed, refuse_keys, usual_torch
 from esper.wrappers.discrete import ActionList
 from esper.wrappers.film import Film
 from esper.wrappers.flat import flat_space, flatten
 
-WITHOUT_EFFECT = ("buffer", "checkpoints", "hydra", "policy_seed", "resume", "sweep", "telemetry", "updates")
-"""Root keys of a training run that an environment does not read."""
-AGENT_KEYS = ("agent.gamma", "agent.heads")
-"""Starts of overrides of keys of an agent that it reads."""
 FRAMES = 4
 """Frames per second of a video; each shows one host epoch more."""
 EPISODE = "host_episode"
@@ -65,13 +58,15 @@ class HostEnv(SingleHostEnv):
         discrete: bool = False,
         split: str = Split.TRAINING,
         render_mode: str | None = None,
+        **keys: Any,
     ) -> None:
         """Build the environment; see `make_env`, and `preset` for overrides that come before the others."""
-        super().__init__(_build(preset, overrides, num_envs=1, split=split))
-        self.metadata, self.render_mode = HostEnv.metadata, _checked(render_mode)
+        refuse_keys(keys)
+        super().__init__(built(preset, overrides, num_envs=1, split=split))
+        self.metadata, self.render_mode = HostEnv.metadata, checked_mode(render_mode)
         shown: _Form = {"flat": flat, "discrete": discrete, "render_mode": render_mode}
         self._again = partial(HostEnv, overrides, preset=preset, split=split, **shown)
-        self._seeded = _has_seed(preset, overrides)
+        self._seeded = has_seed(preset, overrides)
         self.num_steps = self.population.num_steps
         self._flat, self._film = flat, Film(self.population.layout)
         if flat:
@@ -82,7 +77,7 @@ class HostEnv(SingleHostEnv):
             self.action_space = cast(Any, self.actions.space)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._again, ()
+        return self._again, (), {"spec": self.spec}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """See `SingleHostEnv.reset`, and `make_env` for a `seed` that is never given.
@@ -92,7 +87,8 @@ class HostEnv(SingleHostEnv):
         """
         if seed is None and not self._seeded:
             seed = int(self.np_random.integers(ROOTS))
-        seen, _ = super().reset(seed=seed, options=options)
+        with usual_torch():
+            seen, _ = super().reset(seed=one_number(seed, "seed"), options=options)
         self._seeded = True
         if self.population.time == 0:  # else the host goes on after a rollback
             self._film.start()
@@ -106,7 +102,8 @@ class HostEnv(SingleHostEnv):
             raise ValueError(f"an action must be one number, got an array of shape {np.shape(action)}")
         else:
             heads = self.actions.rows(np.asarray(action)[None])[0]
-        seen, reward, terminated, truncated, info = super().step(heads)
+        with usual_torch():
+            seen, reward, terminated, truncated, info = super().step(heads)
         if self.render_mode:
             self._film.add(self.population)
         return self._convert(seen), reward, terminated, truncated, info
@@ -150,12 +147,14 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
         discrete: bool = False,
         split: str = Split.TRAINING,
         render_mode: str | None = None,
+        **keys: Any,
     ) -> None:
         """Build the environment; see `make_vec_env`, and `preset` for overrides that come before the others."""
+        refuse_keys(keys)
         shown: _Form = {"flat": flat, "discrete": discrete, "render_mode": render_mode}
         self._again: Callable[[], HostsEnv] = partial(HostsEnv, overrides, num_envs=num_envs, preset=preset, split=split, **shown)
-        self._show(_build(preset, overrides, num_envs=num_envs, split=split), **shown)
-        self._seeded = _has_seed(preset, overrides)
+        self._show(built(preset, overrides, num_envs=num_envs, split=split), **shown)
+        self._seeded = has_seed(preset, overrides)
 
     @classmethod
     def of(
@@ -171,7 +170,7 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
     def _show(self, population: Environment, *, flat: bool, discrete: bool, render_mode: str | None) -> None:
         """Set up what Gymnasium sees of the hosts."""
         self.population, num_envs, self._seeded = population, population.num_envs, True
-        self.num_envs, self.render_mode = num_envs, _checked(render_mode)
+        self.num_envs, self.render_mode = num_envs, checked_mode(render_mode)
         self.num_steps = population.num_steps
         self.flat, self._film = flat, Film(population.layout)
         self._now: dict[str, Array] | None = None
@@ -186,7 +185,7 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
         self.observation_space = batch_space(cast(Any, self.single_observation_space), num_envs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._again, ()
+        return self._again, (), {"spec": self.spec}
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Return the first observations of the next episode.
@@ -199,13 +198,13 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
         Returns:
             Observations, and an info with the `root` and the `host_episode` of each host, which are those of all.
         """
-        if isinstance(seed, list | tuple):
-            raise ValueError(f"reset(seed={seed}) lists random seeds: give one integer, the root of the streams of all hosts")
+        seed = one_number(seed, "seed")
         if seed is None and not self._seeded:
             seed = int(self.np_random.integers(ROOTS))
         elif seed is not None:
             self._np_random, self._np_random_seed = np_random(seed)
-        self._now, info = self.population.reset(seed=seed, options=options)
+        with usual_torch():
+            self._now, info = self.population.reset(seed=seed, options=options)
         self._seeded = True
         self._film.start()
         known = {"root": self.population.root, EPISODE: self.population.episode}
@@ -222,7 +221,8 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
         given = without_choice(heads, self._current(), self.population.layout.head_sizes)
         if self.population.time == 0:
             self._film.start()
-        self._now, reward_N, terminated_N, truncated_N, info = self.population.step(given)
+        with usual_torch():
+            self._now, reward_N, terminated_N, truncated_N, info = self.population.step(given)
         if self.render_mode:
             self._film.add(self.population)
         info = plain_info(info)
@@ -274,6 +274,7 @@ def make_env(
     discrete: bool = False,
     split: str = Split.TRAINING,
     render_mode: str | None = None,
+    **keys: Any,
 ) -> HostEnv:
     """Return an environment of one host.
 
@@ -288,11 +289,12 @@ def make_env(
         discrete: if true, an action is one number instead of one per head, and `actions.names` lists what each does.
         split: `training`, or `held_out` for the hosts that policies are compared on.
         render_mode: `rgb_array` for pictures, None for none.
+        keys: refused; they belong in `overrides`.
 
     Raises:
         ConfigError: the overrides or another argument are not valid.
     """
-    return HostEnv(overrides, flat=flat, discrete=discrete, split=split, render_mode=render_mode)
+    return HostEnv(overrides, flat=flat, discrete=discrete, split=split, render_mode=render_mode, **keys)
 
 
 def make_vec_env(
@@ -303,73 +305,15 @@ def make_vec_env(
     discrete: bool = False,
     split: str = Split.TRAINING,
     render_mode: str | None = None,
+    **keys: Any,
 ) -> HostsEnv:
     """Return an environment of several hosts, which train as one program: much faster than as many environments of one host.
 
     Args:
         num_envs: number of hosts. Other arguments and errors as in `make_env`.
     """
-    return HostsEnv(overrides, num_envs=num_envs, flat=flat, discrete=discrete, split=split, render_mode=render_mode)
-
-
-def _build(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, split: str) -> Environment:
-    """Return the environment of a preset and overrides."""
-    check_num_envs(num_envs)
-    if isinstance(overrides, str):
-        raise ConfigError(f"overrides must be a list, got {overrides!r}: write [{overrides!r}]")
-    if not isinstance(overrides, Sequence) or not all(isinstance(one, str) for one in overrides):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"overrides must be a list of texts, such as ['steps=30', 'reward=sparse'], got {overrides!r}")
-    if split not in list(Split):
-        raise ConfigError(f"split must be {' or '.join(Split)}, got {split!r}")
-    _check_id(preset, overrides)
-    plugins, others = split_plugins([*preset, *overrides])
-    load_plugins(plugins)
-    for override in others:
-        key = root_key(override)
-        if key == "hosts":
-            raise ConfigError(f"{override} cannot be overridden in an environment: set num_envs of make_vec_env instead")
-        if key == "experiment":
-            raise ConfigError(f"{override} describes a training run: name what its hosts need instead, as in task=digits_drift")
-        ours = override.startswith(("agent=", "agent.")) and not override.startswith(AGENT_KEYS)
-        if key in WITHOUT_EFFECT or ours:
-            raise ConfigError(f"{override} has no effect in an environment, since another library trains the agent: leave it out")
-    try:
-        config = config_of(["agent=wait", *others, f"hosts={num_envs}"])
-    except ConfigError as error:
-        raise ConfigError(f"{error} (hosts is num_envs of make_vec_env)" if "hosts=" in str(error) else str(error)) from error
-    return build_env(config, split=Split(split))
-
-
-def check_num_envs(num_envs: object) -> None:
-    """Raise ConfigError if this is no number of hosts."""
-    if not isinstance(num_envs, int | np.integer) or num_envs < 1:
-        raise ConfigError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
-
-
-def _check_id(preset: Sequence[str], overrides: Sequence[str]) -> None:
-    """Raise ConfigError if overrides contradict what an id of Gymnasium chooses."""
-    for chosen in (one for one in preset if one.startswith(("task=", "env="))):
-        if chosen.startswith("task=") and "env=sandbox" in overrides:
-            raise ConfigError(f"this id chooses {chosen}, which env=sandbox ignores: use Esper/Sandbox-v0")
-        group = root_key(chosen)
-        for other in overrides:
-            if other.lstrip("+").startswith(f"{group}=") and other != chosen:
-                raise ConfigError(
-                    f"this id chooses {chosen}, but the overrides have {other}: use the id of that {group}, or esper.make_env"
-                )
-            if chosen == "env=sandbox" and other.startswith("task="):
-                raise ConfigError(f"{other} has no effect with {chosen}: leave it out")
-
-
-def _has_seed(preset: Sequence[str], overrides: Sequence[str]) -> bool:
-    """Return whether overrides set the root seed."""
-    return any(root_key(override) == "seed" for override in (*preset, *overrides))
-
-
-def _checked(render_mode: str | None) -> str | None:
-    if render_mode not in (None, "rgb_array"):
-        raise ConfigError(f"render_mode must be rgb_array or None, got {render_mode!r}")
-    return render_mode
+    shown: _Form = {"flat": flat, "discrete": discrete, "render_mode": render_mode}
+    return HostsEnv(overrides, num_envs=num_envs, split=split, **shown, **keys)
 
 
 # A forked process, as of AsyncVectorEnv, has none of its parent's threads, and would wait for them forever.

@@ -24,7 +24,8 @@ from esper.training.config_io import from_plain
 from esper.training.environment import build_env
 from esper.training.resume import load_found
 from esper.training.trained_agent import trained_agent
-from esper.wrappers.hosts import HostsEnv, check_num_envs
+from esper.wrappers.build import check_num_envs
+from esper.wrappers.hosts import HostsEnv
 
 OBSERVED = tuple(entry.name for entry in fields(Observation))
 """Arrays of an observation."""

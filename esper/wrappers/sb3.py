@@ -89,8 +89,18 @@ class SB3VecEnv(VecEnv):
         setattr(self.envs, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        """Call a method of the environment that returns one row per host, such as `action_masks`; return the rows asked for."""
+        """Call a method of the environment that returns one row per host, such as `action_masks`; return the rows asked for.
+
+        Raises:
+            ConfigError: it returns something else.
+        """
+        if method_name in ("reset", "step"):
+            raise ConfigError(f"{method_name} of one host is not possible, since all train in lockstep: call that of SB3VecEnv")
         rows = getattr(self.envs, method_name)(*args, **kwargs)
+        if rows is None:
+            rows = [None] * self.num_envs
+        if not isinstance(rows, list | tuple | np.ndarray) or len(rows) != self.num_envs:
+            raise ConfigError(f"{method_name} returns no row for each host: call {method_name} of the attribute envs instead")
         return [rows[host] for host in self._asked(indices)]
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:

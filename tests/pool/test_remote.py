@@ -101,7 +101,7 @@ def play(env, random_actions, episodes):
         observation, reward, ended, _, info = env.step(random_actions(observation, step))
         shown = {**observation, "reward": reward, "ended": ended}
         shown |= {name: info[name] for name in ("op", "rolled_back", "training_flops", "measuring_flops")}
-        if "final_info" in info:
+        if "test_accuracy" in info.get("final_info", ()):
             shown["test"] = info["final_info"]["test_accuracy"]
         seen.append({name: np.asarray(array).tobytes() for name, array in shown.items()})
         seen[-1]["rollbacks"] = int(info["rolled_back"].sum())
