@@ -54,7 +54,7 @@ def ready(config: Config, *, trains: bool = True, folder: Path | None = None) ->
         config.telemetry.ready()
         check_memory(config)
         if "task" not in config.env.ignores:
-            _check_hosts(config, teacher)
+            check_hosts(config, teacher)
     except (ValueError, ClusterError) as error:
         named = str(error).replace("devices.<name>", f"devices.{next(iter(config.devices))}")  # parts do not know the names
         raise ConfigError(named) from error
@@ -79,7 +79,12 @@ def _check_devices(config: Config) -> None:
             raise ConfigError(f"devices {other} and {name} are the same device on this machine: name it once")
 
 
-def _check_hosts(config: Config, teacher: Teacher | None) -> None:
+def check_hosts(config: Config, teacher: Teacher | None = None) -> None:
+    """Check that hosts and seeds can be fused, that they see nothing that hosts predict, and that the agents fit them.
+
+    Raises:
+        ValueError: they do not.
+    """
     task = load_task(config.task, config.host)
     if config.resume is not None:
         check_data(load_run(find_checkpoint(config.resume, "resume")), {"data": task.data.fingerprint()})

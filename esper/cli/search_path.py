@@ -32,6 +32,15 @@ _composing = RLock()
 """Held by the thread that uses Hydra, whose state all threads share."""
 
 
+def _renew() -> None:
+    """Replace the lock in a forked process, which lacks the thread that may hold it."""
+    global _composing
+    _composing = RLock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
 @contextmanager
 def hydra_at_conf() -> Generator[ConfigLoader]:
     """Initialise Hydra with the YAML folder and that of `options_in`, without running a command; inside a run, Hydra is ready.

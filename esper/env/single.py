@@ -13,7 +13,7 @@ from esper.env.spec import Array
 PRIVATE = ("signals", "timetable")
 """Entries of the vector environment's info that only Esper's trainer reads."""
 FINAL = ("final_obs", "_final_obs", "_final_info")
-"""Entries that a single host does not need: `step` returns its last observation, and `final_info` exists only at the end."""
+"""Entries that a single host does not need: `step` returns its last observation, and `final_info` exists only at an end."""
 
 
 class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):

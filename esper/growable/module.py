@@ -27,7 +27,6 @@ from esper.growable.slot import (
     GrowingSlot,
     OneInput,
     SeedRole,
-    StateHook,
     checked_loss,
     computed_in_loop,
     evaluating,
@@ -79,8 +78,7 @@ class GrowableModule(ModuleWrapper):
         self.slots = nn.ModuleList(slots)
         for slot, path in zip(self._slots, self._paths, strict=True):
             slot.hook(module.get_submodule(path))
-            module.register_state_dict_post_hook(StateHook(slot))
-        self._is_built = True
+        self._watch()
 
     def __getstate__(self) -> dict[str, Any]:  # a copy or a file would hold the optimizer, and its state of all parameters
         return self.__dict__ | {"_groups": None, "_whole": True}

@@ -104,9 +104,11 @@ class GrowingSlot(nn.Module):
         self.capturing = False
         """If true, append the outputs of the slot to `captured`."""
         self.captured: list[Tensor] = []
+        self.saving = False
+        """Whether the state of the whole network is being taken."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # files of earlier versions lack what was added later
-        added = {"order": None, "_shape": None, "_positive": False, "_single": False, "_cached": 0, "probed": []}
+        added = {"order": None, "_shape": None, "_positive": False, "_single": False, "_cached": 0, "probed": [], "saving": False}
         super().__setstate__(added | state)
 
     def hook(self, submodule: nn.Module) -> RemovableHandle:
@@ -202,9 +204,11 @@ class GrowingSlot(nn.Module):
         if self.seed is not None and (self._blended or (self._straight and torch.is_grad_enabled())):
             h = self._with(self.seed, h)
         if self.capturing:
+            single = h.dim() == AXES[self.spec.layout][0] - 1
             h = h if h.requires_grad else h.detach().requires_grad_()
+            h = h[None] if single else h
             self.captured.append(h)
-            h = h.clone()  # the code after the slot may work in place
+            h = h[0].clone() if single else h.clone()  # the code after the slot may work in place
         return h
 
     def _with(self, seed: nn.Module, h: Tensor) -> Tensor:
@@ -252,8 +256,8 @@ class StateHook:
     def __init__(self, slot: GrowingSlot) -> None:
         self.slot = slot
 
-    def __call__(self, _: nn.Module, __: object, prefix: str, ___: object) -> None:
-        if self.slot.seed is not None and not prefix.endswith("module."):
+    def __call__(self, _: nn.Module, __: object, *___: object) -> None:
+        if self.slot.seed is not None and not self.slot.saving:
             warnings.warn(
                 f"this state_dict leaves out the seed in slot {self.slot.spec.name}: call state_dict of the network that "
                 "esper.grow returned, not of its module",

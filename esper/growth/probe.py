@@ -37,7 +37,7 @@ FUSED = (
     "devices.<name>.members_per_shard=1"
 )
 
-READS_LATER = "reads later positions, which the host is to predict: use a causal mask"
+READS_LATER = "reads later positions, which the host is to predict: use a causal mask, as blueprint.attention.causal=true does"
 NEWBORNS = 32
 """Newborn seeds without a gradient after which a blueprint counts as one that never learns."""
 

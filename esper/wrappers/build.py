@@ -8,10 +8,12 @@ import numpy as np
 import torch
 
 from esper.cli.overrides import config_of
+from esper.cli.readiness import check_hosts
 from esper.config import ConfigError, root_key
 from esper.env.base import Environment
 from esper.plugins import load_plugins, split_plugins
 from esper.task.instances import Split
+from esper.task.loading import load_task
 from esper.training.environment import build_env
 
 WITHOUT_EFFECT = ("buffer", "checkpoints", "hydra", "policy_seed", "resume", "sweep", "telemetry", "updates")
@@ -39,6 +41,8 @@ def usual_torch() -> Generator[None]:
 def refuse_keys(keys: Mapping[str, Any]) -> None:
     """Raise ConfigError if an environment gets a key of a run as an argument."""
     for name, value in keys.items():
+        if name == "num_envs":
+            raise ConfigError("an environment of esper.make_env has one host: build several by esper.make_vec_env(num_envs=...)")
         if name == "max_episode_steps":
             raise ConfigError(f"{name} has no effect, since all hosts end an episode together: write overrides=['steps={value}']")
         raise ConfigError(f"{name} is no argument of an environment: write overrides=['{name}={value}']")
@@ -74,6 +78,11 @@ def built(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, spl
     except ConfigError as error:
         raise ConfigError(f"{error} (hosts is num_envs of make_vec_env)" if "hosts=" in str(error) else str(error)) from error
     with usual_torch():
+        if "task" not in config.env.ignores and load_task(config.task, config.host).data.predicts_next:
+            try:
+                check_hosts(config)  # a seed that reads what its host predicts would look excellent
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
         return build_env(config, split=Split(split))
 
 

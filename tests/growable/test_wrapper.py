@@ -332,3 +332,51 @@ def test_an_argument_that_is_no_cache_is_passed_on(error: Exception) -> None:
     net.germinate("0", "attention")
     net.begin_epoch()
     assert net.module[0](torch.randn(2, 3, 4), cache=Strange(error)).shape == (2, 3, 4)
+
+
+def test_networks_of_an_earlier_version_pass_attributes_on() -> None:
+    net = network(Model(checkpointing=False))
+    del net.__dict__["_is_built"]
+    net.module._state_dict_hooks.clear()
+    old = pickle.loads(pickle.dumps(net))
+    old.checkpointing = True
+    assert old.module.checkpointing is True
+    with pytest.warns(UserWarning, match="leaves out the seed in slot first"):
+        old.module.state_dict()
+
+
+def test_the_state_of_a_compiled_part_is_whole() -> None:
+    net = network()
+    net.module = torch.compile(net.module, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net.state_dict()
+
+
+class Lazy(Model):
+    """Has a property that cannot be computed yet."""
+
+    @property
+    def later(self) -> int:
+        raise RuntimeError("not ready")
+
+    @later.setter
+    def later(self, value: int) -> None:
+        self.kept = value
+
+
+def test_setting_an_attribute_computes_none() -> None:
+    net = network(Lazy(accepts_loss_kwargs=True))
+    net.later, net.accepts_loss_kwargs = 3, False
+    assert net.module.kept == 3
+    assert net.module.accepts_loss_kwargs is net.accepts_loss_kwargs is False
+
+
+@pytest.mark.parametrize(("blueprint", "shape"), [("conv_light", (4, 6, 6)), ("attention", (5, 4)), ("mlp", (4,))])
+def test_a_potential_takes_a_sample_without_a_batch(blueprint: str, shape: tuple[int, ...]) -> None:
+    x = torch.randn(8, *shape)
+    net = esper.grow(nn.Sequential(nn.Tanh(), nn.Tanh()), ["0"], x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # too few vectors
+        alone, batch = (net.potential(lambda some=some: net(some).square().mean(), [blueprint]) for some in (x[0], x[:1]))
+    assert alone["0"][blueprint] == pytest.approx(batch["0"][blueprint], rel=1e-4, nan_ok=True)

@@ -4,6 +4,7 @@ import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import gymnasium
@@ -15,8 +16,10 @@ from hydra import version
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobRuntime
 
+from esper.cli.search_path import hydra_at_conf
 from esper.config import ConfigError
 from esper.wrappers.hosts import make_env, make_vec_env
+from tests.forked import in_fork
 
 STEPS = 3
 
@@ -132,3 +135,31 @@ def test_methods_of_an_environment_give_a_row_per_host_or_are_refused() -> None:
     with pytest.raises(ConfigError, match="observation returns no row for each host: call observation of the attribute envs"):
         envs.env_method("observation")
     envs.env_method("close")
+
+
+def test_a_seed_that_reads_what_its_host_predicts_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"reads later positions, .* as blueprint\.attention\.causal=true does"):
+        make_env(["task=python_text", "blueprint=attention", "blueprint.attention.causal=false"])
+
+
+def test_one_host_is_one_host() -> None:
+    with pytest.raises(ConfigError, match=r"build several by esper\.make_vec_env"):
+        make_env(num_envs=2)
+
+
+def test_a_process_that_is_forked_while_a_thread_composes_composes_too() -> None:
+    begun, ended = Event(), Event()
+
+    def compose() -> None:
+        with hydra_at_conf():
+            begun.set()
+            ended.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(compose)
+        begun.wait(60)
+        try:
+            done = in_fork(lambda: {"steps": make_env(["env=sandbox"]).num_steps})
+        finally:
+            ended.set()
+    assert done["steps"] == make_env(["env=sandbox"]).num_steps
