@@ -16,6 +16,7 @@ from hydra import version
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobRuntime
 
+import esper.gym  # noqa: F401  (registers the ids)
 from esper.cli.search_path import hydra_at_conf
 from esper.config import ConfigError
 from esper.wrappers.hosts import make_env, make_vec_env
