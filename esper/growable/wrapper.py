@@ -74,7 +74,7 @@ class ModuleWrapper(nn.Module):
                 raise AttributeError(
                     f"{name} would leave the seeds out: save state_dict(), or call net.module.{name} for the module without them"
                 ) from None
-            if not hasattr(self.module, name):
+            if not _has(self.module, name) and not hasattr(self.module, name):  # a property would be computed twice
                 raise
         return getattr(self.module, name)
 
