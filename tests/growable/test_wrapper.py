@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.growable.module import GrowableModule
-from esper.growable.stored import decode
+from esper.growable.stored import decode, encode
 from esper.lifecycle.stages import Stage
 from tests.growable.test_grow import active, batch, grown
 
@@ -140,6 +140,7 @@ def test_the_size_of_a_state_depends_on_its_seeds_only() -> None:
         net.begin_epoch()
         sizes.add(len(net.get_extra_state()))
     assert len(sizes) == 1
+    assert len({len(encode({"9" * 100: number})) for number in (1, 123456, -1e-30)}) == 1
     assert decode(net.get_extra_state())["state"] == decode(copy.deepcopy(net).get_extra_state())["state"]
 
 
@@ -195,6 +196,8 @@ def test_attributes_of_the_module_are_set_and_deleted_there() -> None:
     assert len([*net.module.parameters()]) == 4
     del net.checkpointing
     assert not hasattr(net.module, "checkpointing")
+    net.module._private, net._private = 1, 2
+    assert net.module._private == 1
     net.note, net.training = "of the network", True
     assert not hasattr(net.module, "note")
     assert net.__dict__["note"] == "of the network"
